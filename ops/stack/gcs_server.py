@@ -104,10 +104,10 @@ def _asked(
 
 
 class _XmlApi:
-    """The XML API's writes, as requests of the JSON API at ``port``; anything else as it is."""
+    """The XML API's writes, as requests of the JSON API at ``port``; the rest as it is, for the host ``public``."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, public: str) -> None:
+        self._port, self._public = port, public
         self._uploads: dict[str, dict[int, bytes]] = {}
         self._numbers = itertools.count(1)
 
@@ -119,7 +119,8 @@ class _XmlApi:
             return self._move(path.partition("?")[0])
         if path.lstrip("/").startswith(_JSON) or not name or method in ("GET", "HEAD"):
             # Go's server answers in its own way to what a client says of connections.
-            headers = {n: v for n, v in request.headers if n.lower() not in ("connection", "transfer-encoding")}
+            headers = {n: v for n, v in request.headers if n.lower() not in ("host", "connection", "transfer-encoding")}
+            headers["Host"] = self._public
             status, headers, content = _asked(self._port, method, path, body, headers)
             return (
                 (status, {}, _page(content, said))
@@ -205,7 +206,7 @@ def main() -> None:
     parser.add_argument("behind", type=int)
     ports = parser.parse_args()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    api = _XmlApi(ports.behind)
+    api = _XmlApi(ports.behind, f"127.0.0.1:{ports.port}")
 
     @Request.application
     def app(request: Request) -> Response:

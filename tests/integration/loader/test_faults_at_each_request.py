@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -57,7 +57,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.delta_log import rows_by_log
 from tests.support.loader_process import wait_for
-from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
+from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore, relay_process
 from tests.support.stores import needs_gcs
 
 pytestmark = pytest.mark.timeout(900)
@@ -432,6 +432,26 @@ def test_every_step_on_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.
             for number in range(20):
                 at = f"/{BUCKET}/new-{number}"
                 assert sorted(pool.map(created_at, [f"{running.endpoint}{at}"] * 8)) == [200, *[412] * 7]
+
+
+@needs_gcs
+@pytest.mark.parametrize("kind", [BUSY, FAILS, LOST_ANSWER, CUT])
+def test_a_commit_on_google_cloud_storage_is_judged_by_what_is_stored(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with GcsServer(tmp_path) as running:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.endpoint)
+        tables = Tables(Location.of(f"gs://{BUCKET}/a/t"))
+        tables.create()
+        tables.load()
+        planned(tables)
+        with relay_process(running.endpoint, kind, "PUT", r"/t/_delta_log/[0-9]+\.json") as url:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+            with suppress(LoadError):
+                write_rows(tables)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.endpoint)
+        write_rows(tables)
+        ten_more(tables)
 
 
 def created_at(url: str) -> int:
