@@ -122,11 +122,9 @@ class _XmlApi:
             headers = {n: v for n, v in request.headers if n.lower() not in ("host", "connection", "transfer-encoding")}
             headers["Host"] = self._public
             status, headers, content = _asked(self._port, method, path, body, headers)
-            return (
-                (status, {}, _page(content, said))
-                if "list-type" in said and status == 200
-                else (status, headers, content)
-            )
+            if "list-type" in said and status == 200:
+                headers, content = {}, _page(content, said)
+            return status, headers, content
         upload = said.get("uploadId", "")
         if method == "POST" and "uploads" in said:
             self._uploads[new := f"upload-{next(self._numbers)}"] = {}
@@ -138,9 +136,8 @@ class _XmlApi:
             return 200, {"ETag": f'"{number}"'}, b""
         if method == "POST":
             wanted = [int(e.text or "") for e in ElementTree.fromstring(body).iter() if e.tag.endswith("PartNumber")]
-            status, headers, content = self._put(
-                bucket, name, b"".join(map(self._uploads[upload].get, wanted)), request
-            )  # type: ignore[arg-type]
+            parts = self._uploads[upload]
+            status, headers, content = self._put(bucket, name, b"".join(parts[part] for part in wanted), request)
             if status == 200:
                 del self._uploads[upload]
                 content = _xml("CompleteMultipartUploadResult", ETag=headers["ETag"])

@@ -111,6 +111,7 @@ def test_keys_of_files_come_before_those_of_the_environment_and_are_read_at_each
         "aws_conditional_put": "etag",
         "retry_timeout": "60s",
     }
+    assert isinstance(at.access, S3Access)
     hadoop = at.access.hadoop_options()
     assert hadoop["spark.hadoop.fs.s3a.secret.key"] == "secret-one"
     assert hadoop["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
