@@ -9,10 +9,12 @@ import hmac
 import http.client
 import os
 import shutil
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count, cycle
 from pathlib import Path
@@ -52,13 +54,15 @@ from logferry.loaders.storage.side_tables import (
     read_sources,
 )
 from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.gcs_server import GcsServer
 from logferry.ops.stack.processes import Child, free_ports
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 from pyspark.sql import SparkSession
 
 from tests.support.delta_log import rows_by_log
 from tests.support.loader_process import wait_for
-from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
+from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore, relay_process
+from tests.support.stores import needs_gcs
 
 pytestmark = pytest.mark.timeout(900)
 NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
@@ -481,15 +485,63 @@ def test_every_step_on_azure_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
             wait_for(lambda: asked(connection, account) in (201, 409), "a container")
-        tables = Tables(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
-        tables.create()
-        for name, step in STEPS.items():
-            if name != "create":
-                step.before(tables)
-                step.do(tables)
-                step.check(tables)
+        every_step(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
     finally:
         child.stop(5)
+
+
+@needs_gcs
+def test_every_step_on_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And of two writers of one object that must not be there, one is refused."""
+    with GcsServer(tmp_path) as running:
+        for variable, value in running.environment.items():
+            monkeypatch.setenv(variable, value)
+        every_step(Location.of(f"gs://{BUCKET}/a/t"))
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(20):
+                at = f"/{BUCKET}/new-{number}"
+                assert sorted(pool.map(created_at, [f"{running.endpoint}{at}"] * 8)) == [200, *[412] * 7]
+
+
+@needs_gcs
+@pytest.mark.parametrize("kind", [BUSY, FAILS, LOST_ANSWER, CUT])
+def test_a_commit_on_google_cloud_storage_is_judged_by_what_is_stored(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with GcsServer(tmp_path) as running:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.endpoint)
+        tables = Tables(Location.of(f"gs://{BUCKET}/a/t"))
+        tables.create()
+        tables.load()
+        planned(tables)
+        with relay_process(running.endpoint, kind, "PUT", r"/t/_delta_log/[0-9]+\.json") as url:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+            with suppress(LoadError):
+                write_rows(tables)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.endpoint)
+        write_rows(tables)
+        ten_more(tables)
+
+
+def created_at(url: str) -> int:
+    """The status of a PUT of an object that must be new."""
+    request = urllib.request.Request(url, b"x", {"x-goog-if-generation-match": "0"}, method="PUT")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def every_step(at: Location) -> None:
+    """What Python does with a table, without faults."""
+    tables = Tables(at)
+    tables.create()
+    for name, step in STEPS.items():
+        if name != "create":
+            step.before(tables)
+            step.do(tables)
+            step.check(tables)
 
 
 def asked(connection: http.client.HTTPConnection, account: dict[str, str]) -> int | None:
