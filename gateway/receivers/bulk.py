@@ -103,7 +103,7 @@ def parse_bulk(body: bytes, default_index: str | None, rules: Rules, limit: int)
         if doc_id is None:
             found.ids.pop(item.topic, None)
         elif item.topic in found.ids:
-            found.ids[item.topic].update(f"{index}\0{doc_id}\0".encode() + document)
+            found.ids[item.topic].update(f"{index}\0{doc_id}\0".encode(errors="surrogatepass") + document)
     if not found.items:
         raise Malformed("_bulk: the request body is empty")
     return found

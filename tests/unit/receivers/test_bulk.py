@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.receiver_settings import TopicRule
@@ -87,6 +88,28 @@ def test_anything_is_parsed_or_malformed(body: bytes) -> None:
     taken = [item for item in found.items if item.topic is not None]
     assert sum(len(lines) for lines in found.lines.values()) == len(taken)
     assert len(json.loads(answer_of(found.items, {}, 0))["items"]) == len(found.items)
+
+
+META = st.dictionaries(
+    st.sampled_from(["_index", "_id", "routing", "require_alias"]),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(["test", "\ud800", [], {}]),
+    max_size=3,
+)
+ACTIONS = st.tuples(st.sampled_from(["index", "create", "update", "delete", "Index", ""]), META)
+
+
+@example([("index", {"_index": "test", "_id": "\ud800"})])
+@given(st.lists(ACTIONS, max_size=4))
+def test_any_metadata_is_answered_or_malformed(actions: list[tuple[str, Any]]) -> None:
+    body = "".join(json.dumps({name: meta}) + "\n" + "{}\n" * (name != "delete") for name, meta in actions).encode()
+    try:
+        found = parsed(body)
+    except Malformed:
+        return
+    items = json.loads(answer_of(found.items, {}, 0))["items"]
+    assert [[*item] for item in items] == [[name] for name, _ in actions]
+    taken = [meta.get("_id") for item, (_, meta) in zip(found.items, actions, strict=True) if item.topic is not None]
+    assert not taken or (found.key("test") is None) == (None in taken)
 
 
 def test_blanks_in_an_action_cost_no_more_than_their_number() -> None:
