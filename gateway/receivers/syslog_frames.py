@@ -26,6 +26,11 @@ def line_of(message: bytes) -> bytes:
     return message
 
 
+def is_blank(message: bytes) -> bool:
+    """Whether it says nothing: it becomes no line."""
+    return not message.strip(b"\r\n\0 ")
+
+
 def host_of(message: bytes) -> str | None:
     """The sender's name for itself; None: it says none."""
     found = _HOST.match(message)
@@ -85,7 +90,9 @@ class Framer:
                     return blank + 1
                 if len(self._rest) < blank + 1 + size:
                     return None
-                found.append(bytes(self._rest[blank + 1 : blank + 1 + size]))
+                message = bytes(self._rest[blank + 1 : blank + 1 + size])
+                if not is_blank(message):
+                    found.append(message)
                 return blank + 1 + size
             if blank < 0 and len(self._rest) - at <= _DIGITS and bytes(self._rest[at:]).isdigit():
                 return None
@@ -96,6 +103,7 @@ class Framer:
             return at
         if end < 0:
             return None
-        if size and bytes(self._rest[at:end]).strip(b"\r\0 "):
-            found.append(bytes(self._rest[at:end]))
+        message = bytes(self._rest[at:end])
+        if not is_blank(message):
+            found.append(message)
         return end + 1
