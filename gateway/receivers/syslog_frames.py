@@ -14,6 +14,8 @@ _HOST: Final = re.compile(
     rb"<[0-9]{1,3}>(?:1 [^ ]{1,40} |[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} )([A-Za-z0-9._:-]{1,255}) "
 )
 _DIGITS: Final = 9
+# Between messages: they are passed over at once, since a sender may send millions.
+_BETWEEN: Final = re.compile(rb"[\r\n\0]+")
 _LINE_BREAKS: Final = {b"\n": b"#012", b"\r": b"#015", b"\0": b"#000"}
 
 
@@ -80,6 +82,8 @@ class Framer:
 
     def _next(self, at: int, found: list[bytes]) -> int | None:
         """Takes the message at this place; where the next one begins, None: it is not complete."""
+        if (between := _BETWEEN.match(self._rest, at)) is not None:
+            return between.end()
         if 0x31 <= self._rest[at] <= 0x39:
             blank = self._rest.find(b" ", at, at + _DIGITS + 1)
             digits = bytes(self._rest[at:blank]) if blank > 0 else b""
