@@ -10,8 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from logferry.gateway.contract.names import Malformed
+from logferry.gateway.errors import Problem
 from logferry.gateway.receiver_settings import TopicRule
 from logferry.gateway.receivers.bulk import Bulk, answer_of, parse_bulk
+from logferry.gateway.receivers.elasticsearch import problem_answer
 
 RULES = [TopicRule(name="logs-*", topic="logs"), TopicRule(name="test", topic="test")]
 # The example of Elasticsearch's own page.
@@ -49,6 +51,24 @@ def test_each_item_has_its_own_answer() -> None:
     assert outcomes == [("logs-x", 201), ("logs-1", 400), ("none", 404)]
     refused = json.loads(answer_of(found.items, {"logs": (503, "overloaded_exception", "later")}, 0))
     assert refused["items"][0]["index"]["status"] == 503
+
+
+def test_a_request_of_which_nothing_is_recorded_may_be_repeated_as_a_whole() -> None:
+    found = parsed(b'{"index":{"_index":"test"}}\n{}\n{"index":{"_index":"logs-1"}}\n{}\n{"delete":{"_id":"1"}}\n', "x")
+    assert [found.has_recorded(failed) for failed in ([], ["test"], ["logs"], ["test", "logs"])] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("overloaded", 503), ("outcome-unknown", 503), ("quota", 429)])
+def test_what_is_worth_another_attempt_is_no_json(kind: str, status: int) -> None:
+    """rsyslog drops the lines of a request that is answered by JSON without the items of a success."""
+    answer = problem_answer(Problem(kind, "later"), "")
+    assert (answer.status, answer.content_type) == (status, "text/plain")
+    assert problem_answer(Problem("forbidden", "no"), "").content_type == "application/json"
 
 
 def test_a_long_document_is_refused_alone() -> None:
