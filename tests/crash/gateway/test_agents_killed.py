@@ -1,8 +1,7 @@
 """Workers killed while agents send, each as the guide configures it: every line of the file is stored.
 
 The agents repeat a request until it is acknowledged, so a line that is missing was lost after its acknowledgement.
-They have no keys: a line may be stored twice, but the first of each is in its place. Only rsyslog sends others before
-it repeats a request.
+They have no keys: a line may be stored twice, but the first of each is in its place.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ async def stored(bootstrap: str, topic: str) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "program"),
     [
-        pytest.param("rsyslog.conf", "rsyslogd", marks=needs("rsyslogd", "omelasticsearch")),
         pytest.param("syslog-ng.conf", "syslog-ng", marks=needs("syslog-ng")),
         pytest.param("collector.yaml", "otelcol", marks=needs("otelcol")),
     ],
@@ -62,7 +60,6 @@ async def test_no_line_of_an_agent_is_lost_while_workers_are_killed(
     with gateway(kafka, tmp_path, topic, receivers=on) as at:
         await at.make_topic(topic, 1)
         replaced = {
-            "rsyslogd": {"http://127.0.0.1:8080": at.urls[0], '"8080"': f'"{at.urls[0].rpartition(":")[2]}"'},
             "syslog-ng": {"http://127.0.0.1:8080": at.urls[0], "/topics/app/": f"/topics/{topic}/",
                           "/var/lib/syslog-ng": str(tmp_path)},
             "otelcol": {"http://127.0.0.1:8080": at.urls[0], "/var/lib/otelcol": str(tmp_path)},
@@ -90,4 +87,4 @@ async def test_no_line_of_an_agent_is_lost_while_workers_are_killed(
             is_over.set()
             await asyncio.to_thread(child.stop, 20)
     found = list(dict.fromkeys(await stored(kafka.bootstrap, f"dc1.{topic}")))
-    assert (sorted(found) if program == "rsyslogd" else found) == list(range(count))
+    assert found == list(range(count))
