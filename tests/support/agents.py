@@ -19,7 +19,7 @@ GUIDE: Final = Path(__file__).parents[2] / "ops/docs/guides/agents.md"
 _HOW: Final = {
     "rsyslogd": "Debian's package rsyslog",
     "syslog-ng": "tests/support/syslog_ng.sh unpacks Debian's",
-    "otelcol": "ops/bench/harness/otelcol.yaml tells how it is built",
+    "otelcol": "tests/support/otelcol.yaml tells how it is built",
 }
 
 

@@ -1,13 +1,10 @@
-"""What ours is compared with, as processes: MirrorMaker 2 with exactly-once, rsyslog, OpenTelemetry's collector, a bare
-HTTP handler."""
+"""What ours is compared with, as processes: MirrorMaker 2 with exactly-once, rsyslog, a bare HTTP handler."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +14,7 @@ from logferry.ops.bench.harness.usage import Program
 from logferry.ops.runtime.jars import mirror_maker_jars
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports, is_free
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports
 
 _MODULE_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu/rsyslog", "/usr/lib/aarch64-linux-gnu/rsyslog", "/usr/lib/rsyslog")
 _BARE_HANDLER: Final = """
@@ -89,29 +86,6 @@ def start_rsyslog(folder: Path, logs: Path, topic: str, bootstrap: str) -> Progr
     pid_file.unlink(missing_ok=True)
     with (folder / "log").open("ab") as log:
         return Program([find_rsyslogd(), "-n", "-f", str(file), "-i", str(pid_file)], stdout=log, stderr=log)
-
-
-@contextmanager
-def otel_collector(bootstrap: str, topic: str) -> Iterator[tuple[str, int]]:
-    """OpenTelemetry's collector from HTTP to Kafka; it answers once all in-sync replicas have the records. Yields its
-    URL and pid. Raises `PeerMissing`."""
-    found = shutil.which("otelcol")
-    if found is None:
-        raise PeerMissing("otelcol is not in PATH; ops/bench/harness/otelcol.yaml tells how it is built")
-    port = free_ports(1)[0]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "collector.yaml"
-        file.write_text(_configured("otel_collector.yaml", port=port, bootstrap=bootstrap, topic=topic))
-        child = Child("otelcol", [found, "--config", str(file)], Path(folder) / "log")
-        child.start()
-        try:
-            while is_free(port):
-                if not child.running:
-                    raise RuntimeError(child.log_tail())
-                time.sleep(0.05)
-            yield f"http://127.0.0.1:{port}", child.pid or 0
-        finally:
-            child.stop(10)
 
 
 def _configured(name: str, **values: object) -> str:

@@ -1,23 +1,19 @@
-"""Benchmarks of the receivers: lines a second of one worker.
+"""Benchmarks of the receivers: lines a second of one worker, against a bare handler that parses and throws away.
 
-OpenTelemetry's requests are compared with its collector, which writes them to the same Kafka and answers when they are
-there, on all cores. Where the collector is not installed, and for bulk requests, the peer is a bare handler that parses
-and throws away. It parses as a program with the usual libraries does: each document by `json`, OpenTelemetry's requests
-by its own package.
+The handler parses as a program with the usual libraries does: each document by `json`, OpenTelemetry's requests by its
+own package. It stores nothing.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
-from contextlib import ExitStack
 from typing import Final
 
 from logferry.ops.bench.harness.figures import Figure, alternate, compared
 from logferry.ops.bench.harness.gateways import Post, gateway_pids, make_topic, posted, running_stack
 from logferry.ops.bench.harness.kafka import chunks
-from logferry.ops.bench.harness.peers import PeerMissing, bare_handler, otel_collector
+from logferry.ops.bench.harness.peers import PeerMissing, bare_handler
 
 _ROUNDS: Final = 3
 _LINES: Final = 1000
@@ -34,23 +30,15 @@ def _lines() -> list[str]:
     return b"".join(chunks(64, 64 * 1024)).decode().splitlines()
 
 
-def _compared(post: Post, parse: str, with_collector: bool = False) -> Figure:
+def _compared(post: Post, parse: str) -> Figure:
     rules = [{"name": "*", "topic": _TOPIC}]
     on = {"receivers": {"elasticsearch": rules, "otlp": rules}}
-    with ExitStack() as opened:
-        stack = opened.enter_context(running_stack(1, gateway_settings=on))
+    with bare_handler(parse) as (url, pid), running_stack(1, gateway_settings=on) as stack:
         make_topic(stack, _TOPIC)
-        if with_collector:
-            theirs = post._replace(path="/v1/logs")
-            topic = make_topic(stack, "theirs")
-            url, pid = opened.enter_context(otel_collector(stack.cluster().bootstrap, topic))
-        else:
-            theirs = post
-            url, pid = opened.enter_context(bare_handler(parse))
         rounds = alternate(
             _ROUNDS,
             lambda _: posted(stack.urls(), gateway_pids(stack), post),
-            lambda _: posted([url], [pid], theirs),
+            lambda _: posted([url], [pid], post),
         )
     return compared("lines/s ours / theirs", "lines_s", rounds)
 
@@ -84,4 +72,4 @@ def otlp_lines_s() -> Figure:
                 record.attributes.add(key=f"http.{name}").value.string_value = line[:20]
         bodies.append(request.SerializeToString())
     post = Post("/otlp/v1/logs", bodies, _LINES, "Content-Type: application/x-protobuf\r\n")
-    return _compared(post, _PARSE_OTLP, shutil.which("otelcol") is not None)
+    return _compared(post, _PARSE_OTLP)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.gateway.contract.chunk import chunk_of_record
@@ -56,7 +57,7 @@ async def test_no_line_of_an_agent_is_lost_while_workers_are_killed(
     log.touch()
     topic = f"agent-{program}"
     rules = [{"name": "*", "topic": topic}]
-    on = {"lines": True, "elasticsearch": rules, "otlp": rules}
+    on: dict[str, Any] = {"lines": True, "elasticsearch": rules, "otlp": rules}
     with gateway(kafka, tmp_path, topic, receivers=on) as at:
         await at.make_topic(topic, 1)
         replaced = {
