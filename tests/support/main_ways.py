@@ -35,7 +35,6 @@ MAIN_WAYS: Final[dict[str, str]] = {
     "gateway/test_settings.py": "test_weak_kafka_is_refused_by_name",
     "gateway/test_sources_http.py": "test_the_list_by_prefix_by_silence_and_in_pages",
     "gateway/test_stock_clients.py": "",
-    "gateway/test_syslog_streams.py": "test_syslog_over_tls",
     "gateway/test_topic_changes.py": "test_growth_under_load_moves_no_source",
     "gateway/test_transactional_producer.py": "test_a_fence_shuts_the_older_producer_out",
     "loader/test_http_ranges.py": "test_ranges_are_what_the_gateway_reads",

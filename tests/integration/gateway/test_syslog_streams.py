@@ -21,6 +21,8 @@ from tests.support.checker import committed_records
 from tests.support.held_loop import Measured, least_held, measured_gateway
 from tests.support.served_gateway import Gateway
 
+pytestmark = pytest.mark.long
+
 MIB: Final = 1 << 20
 PORT, TLS_PORT = free_ports(2)
 # What a hostile stream may add to a worker, while all of them together send hundreds of MiB.
