@@ -10,9 +10,8 @@ PAIRED := $(shell test "$$(nproc 2>/dev/null || echo 1)" -gt 1 && printf '%s' '-
 ALONE := -n 2 tests/unit tests/model
 BESIDE := $(PAIRED) tests/integration
 CRASH := tests/crash
-# The loader's tests once more, with their tables on S3 and on HDFS.
-STORED := tests/integration/loader/test_load_table.py tests/integration/loader/test_table_reload.py \
-	tests/crash/loader/test_loader_killed.py
+# The loader's tests once more, with their tables in a store.
+STORED := tests/integration/loader/test_load_table.py tests/crash/loader/test_loader_killed.py
 
 .PHONY: help setup demo up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
@@ -68,6 +67,8 @@ test-long: setup ## every test, including the long ones
 	$(BIN)/pytest --store s3 tests/integration/loader tests/crash/loader
 	$(BIN)/pytest --store s3proxy tests/integration/loader tests/crash/loader
 	$(BIN)/pytest --store hdfs tests/integration/loader tests/crash/loader
+	-GOBIN=$(CURDIR)/$(BIN) go install github.com/fsouza/fake-gcs-server@v1.56.1
+	$(BIN)/pytest --store gs $(STORED) tests/integration/loader/test_table_reload.py
 
 docs: $(STAMP) ## build the documentation into site/; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml

@@ -42,6 +42,9 @@ class SyslogSettings(BaseModel):
     """Takes datagrams, too: they are lost where the network or the gateway has no room."""
     tls: bool = False
     """Serves TLS over TCP with the certificate of `[tls]`."""
+    client_ca: Path | None = None
+    """With `tls`: the certificates (PEM) that sign the senders' ones; a sender without such a certificate is refused.
+    By default, senders need none."""
     token_file: Path | None = None
     """A file with the token whose rights and quotas count; required with `[[tokens]]`."""
     message_bytes: Annotated[int, Field(ge=1024, le=262_144)] = 65_536

@@ -15,11 +15,17 @@ from aiokafka.errors import KafkaConnectionError
 from logferry.gateway.config import ConfigError, KafkaSettings, Tls
 
 
-def server_context(tls: Tls) -> ssl.SSLContext:
-    """For connections to this worker. Raises ConfigError."""
+def server_context(tls: Tls, client_ca: Path | None = None) -> ssl.SSLContext:
+    """For connections to this worker. ``client_ca``: callers need a certificate that it signs. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_certificate(context, tls)
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise _unusable("receivers.syslog.client_ca", client_ca, error) from None
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from logferry.gateway.config import ConfigError, Dc, KafkaSettings, Pattern, Strict, load_as
 from logferry.gateway.contract.names import check_url
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.location import Location, S3Access
+from logferry.loaders.location import Access, GsAccess, Location, S3Access
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, LEDGER_BATCHES, TablePaths
 from logferry.loaders.planning.segment_states import SegmentRules
@@ -131,6 +131,19 @@ class S3Settings(Strict):
         return S3Access(**dict(self))
 
 
+class GsSettings(Strict):
+    """Access to Google Cloud Storage, for tables at `gs://` (default: Google's application default credentials)."""
+
+    endpoint: Annotated[str | None, Field(pattern=r"^https?://[^@?#\s]+$")] = None
+    """URL of another endpoint; without TLS it gets no credentials (default: `STORAGE_EMULATOR_HOST`, else Google's)."""
+    service_account_file: Path | None = None
+    """File with the JSON key of a service account, at this path on all hosts of Spark."""
+
+    @property
+    def access(self) -> GsAccess:
+        return GsAccess(**dict(self))
+
+
 def _location(value: Any) -> Location:
     return Location.of(value)
 
@@ -171,12 +184,12 @@ class TableJob(Strict):
             raise ValueError(f"{path} is no path of a table")
         return path
 
-    def accessed_by(self, access: S3Access) -> TableJob:
+    def accessed_by(self, *accesses: Access) -> TableJob:
         """The same job, with this access to its store."""
         segments = self.segments
         if segments is not None and segments.success is not None:
-            segments = segments.model_copy(update={"success": Location.of(segments.success, access)})
-        return self.model_copy(update={"path": Location.of(self.path, access), "segments": segments})
+            segments = segments.model_copy(update={"success": Location.of(segments.success, *accesses)})
+        return self.model_copy(update={"path": Location.of(self.path, *accesses), "segments": segments})
 
     @property
     def is_template(self) -> bool:
@@ -220,6 +233,8 @@ class Config(Strict):
     """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
     s3: S3Settings = S3Settings()
     """Access to S3, for tables at `s3://`."""
+    gs: GsSettings = GsSettings()
+    """Access to Google Cloud Storage, for tables at `gs://`."""
     metrics_listen: str | None = None
     """Address as `host:port` at which `logferry load --follow` serves its metrics (default: nowhere)."""
     metrics_file: Path | None = None
@@ -230,8 +245,8 @@ class Config(Strict):
     @field_validator("tables")
     @classmethod
     def _accessed(cls, tables: list[TableJob], info: ValidationInfo) -> list[TableJob]:
-        s3 = info.data.get("s3")
-        return tables if s3 is None else [table.accessed_by(s3.access) for table in tables]
+        accesses = [info.data[name].access for name in ("s3", "gs") if name in info.data]
+        return [table.accessed_by(*accesses) for table in tables]
 
     @model_validator(mode="after")
     def _together(self) -> Config:

@@ -7,23 +7,27 @@ A URI has no keys in it: one with a user's name or a password is refused, and no
 
 S3 is accessed as the section ``[s3]`` of the configuration says, else by the variables ``AWS_ENDPOINT_URL``,
 ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, else by the roles of the
-platform; the other stores by their own variables and roles. Secrets are read from their files at each use, so that
-they can change, and are part of no representation.
+platform. Google Cloud Storage is accessed as ``[gs]`` says, else by ``STORAGE_EMULATOR_HOST``, else by Google's
+application default credentials. The other stores have their own variables and roles. Secrets are read from their files
+at each use, so that they can change, and are part of no representation.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 # The schemes of URIs, each with the names by which it is known.
 _SCHEMES: Final = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs", "abfss": "abfss", "gs": "gs"}
 _URI: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)(/.*)?", re.DOTALL)
 _ENDPOINT: Final = re.compile(r"https?://[^@?#\s]+")
+_NO_GS_KEYS: Final = "credentials belong into a file, for [gs] or GOOGLE_APPLICATION_CREDENTIALS"
 _NO_KEYS: Final = "keys belong into the files of [s3] or into the variables AWS_…"
 # delta-rs ends the thread, or writes elsewhere, for these; Spark quotes names by backticks.
 _REFUSED: Final = "`%\\[]^|"
@@ -45,6 +49,7 @@ _known_secrets: set[str] = set()
 class S3Access:
     """How S3 is accessed; what is None is taken from the environment or the platform."""
 
+    scheme: ClassVar = "s3"
     endpoint: str | None = None
     region: str | None = None
     access_key_file: Path | None = None
@@ -115,6 +120,60 @@ class S3Access:
         }
 
 
+@dataclass(frozen=True)
+class GsAccess:
+    """How Google Cloud Storage is accessed; what is None is taken from the environment or the platform.
+
+    Only the path of the key's file is known here: delta-rs and the connector of Spark read it themselves. An endpoint
+    without TLS gets no credentials.
+    """
+
+    scheme: ClassVar = "gs"
+    endpoint: str | None = None
+    service_account_file: Path | None = None
+
+    def url(self) -> str | None:
+        """The endpoint; None for Google's. Raises ValueError where it is no plain URL."""
+        said = self.endpoint or os.environ.get("STORAGE_EMULATOR_HOST")
+        if not said:
+            return None
+        url = said if "://" in said else f"http://{said}"
+        if not _ENDPOINT.fullmatch(url):
+            raise ValueError(f"the endpoint of gs:// is no URL like https://host:9000; {_NO_GS_KEYS}")
+        return url.rstrip("/")
+
+    def delta_options(self) -> dict[str, str]:
+        """The options of delta-rs: a commit is a PUT with x-goog-if-generation-match. Raises ValueError."""
+        url, options = self.url(), {"retry_timeout": _RETRY}
+        if url and url.startswith("http:"):
+            # `google_skip_signature` of object_store 0.13 still asks the platform for a token before each write.
+            nobody = {"gcs_base_url": url, "disable_oauth": True}
+            nobody |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+            return options | {"google_service_account_key": json.dumps(nobody)}
+        if url:
+            options["google_base_url"] = url
+        if self.service_account_file:
+            options["google_service_account"] = str(self.service_account_file)
+        return options
+
+    def hadoop_options(self) -> dict[str, str]:
+        """The settings of Spark for Google's connector. Raises ValueError."""
+        url, kind = self.url(), "APPLICATION_DEFAULT"
+        gs = {"impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"}
+        if url:
+            gs["storage.root.url"] = url
+        if url and url.startswith("http:"):
+            kind = "UNAUTHENTICATED"
+        elif self.service_account_file:
+            kind = "SERVICE_ACCOUNT_JSON_KEYFILE"
+            gs["auth.service.account.json.keyfile"] = str(self.service_account_file)
+        return {f"spark.hadoop.fs.gs.{name}": value for name, value in {**gs, "auth.type": kind}.items()}
+
+
+Access = S3Access | GsAccess
+_ACCESSES: Final[dict[str, type[Access]]] = {"s3": S3Access, "gs": GsAccess}
+
+
 def _has_keys(text: str) -> bool:
     """Whether this may be a URI with a user or password. A secret key may hold a slash, so all of S3's is looked at."""
     if ":/" not in text:
@@ -142,20 +201,30 @@ def without_secrets(text: str) -> str:
     return text
 
 
+def _access(scheme: str, accesses: Iterable[Access | None]) -> Access | None:
+    return next((access for access in accesses if access is not None and access.scheme == scheme), None)
+
+
 @total_ordering
 @dataclass(frozen=True, eq=False)
 class Location:
-    """A folder or file. ``uri``: an absolute path for a mounted file system. Equal where the URIs are."""
+    """A folder or file. ``uri``: an absolute path for a mounted file system. Equal where the URIs are.
+
+    ``access``: None where the configuration has none for the scheme.
+    """
 
     uri: str
-    access: S3Access = field(default=S3Access(), repr=False)
+    access: Access | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, place: Location | Path | str, access: S3Access | None = None) -> Location:
-        """Raises ValueError for a URI without a bucket or path, of an unknown scheme, or with ``..`` in it, and for
-        characters that some of the programs involved take for something else."""
+    def of(cls, place: Location | Path | str, *accesses: Access | None) -> Location:
+        """``accesses``: of several stores; that of the place's scheme is taken.
+
+        Raises ValueError for a URI without a bucket or path, of an unknown scheme, or with ``..`` in it, and for
+        characters that some of the programs involved take for something else.
+        """
         if isinstance(place, Location):
-            return place if access is None else replace(place, access=access)
+            return replace(place, access=_access(place.scheme, accesses) or place.access) if accesses else place
         text = str(place)
         if _has_keys(text):
             raise ValueError(f"a table's URI holds no user and no password; {_NO_KEYS}")
@@ -166,16 +235,18 @@ class Location:
             # pathlib takes one slash of "s3://bucket".
             if ":/" in text:
                 raise ValueError(f"{text} is neither a path nor a URI like s3://bucket/table")
-            return cls(str(Path(text).absolute()), access or S3Access())
+            return cls(str(Path(text).absolute()))
         scheme, host, path = match[1].lower(), match[2], (match[3] or "").rstrip("/")
         if scheme == "file":
-            return cls(str(Path(path or "/").absolute()), access or S3Access())
+            return cls(str(Path(path or "/").absolute()))
         if scheme not in _SCHEMES:
             raise ValueError(f"{text}: {scheme}:// is not known; {', '.join(f'{name}://' for name in _SCHEMES)} are")
         parts = path.split("/")[1:]
         if not host or not parts or any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"{text}: a bucket or host, and a path without empty parts and dots, are expected")
-        return cls(f"{_SCHEMES[scheme]}://{host}/{'/'.join(parts)}", access or S3Access())
+        scheme = _SCHEMES[scheme]
+        access = _access(scheme, accesses) or (_ACCESSES[scheme]() if scheme in _ACCESSES else None)
+        return cls(f"{scheme}://{host}/{'/'.join(parts)}", access)
 
     @property
     def scheme(self) -> str:
@@ -204,7 +275,7 @@ class Location:
     @property
     def options(self) -> dict[str, str] | None:
         """For delta-rs. Raises OSError, ValueError for a secret's file."""
-        return self.access.delta_options() if self.scheme == "s3" else None
+        return None if self.access is None else self.access.delta_options()
 
     @property
     def for_spark(self) -> str:

@@ -86,4 +86,4 @@ def warehouse(store: str, tmp_path: Path) -> Location:
 @pytest.fixture(scope="session")
 def spark_jar_paths(store: str) -> list[Path]:
     """The jars that go beside pyspark's own."""
-    return spark_jars(s3=store.startswith("s3"))
+    return spark_jars(s3=store.startswith("s3"), gs=store.startswith("gs"))

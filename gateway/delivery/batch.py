@@ -15,19 +15,20 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import cramjam
-import msgpack
-from logferry.gateway.contract.chunk import MSGPACK, NDJSON
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, Headers, record_headers
 from logferry.gateway.contract.delivery_state import UnitKey
-from logferry.gateway.reading.formats import Row, row_object
+from logferry.gateway.reading.formats import ENCODERS, PLAIN, Row
 from logferry.gateway.subscriptions import Filters, compiled
 
 # Counted for each chunk beside its data.
 ROW_BYTES: Final = 100
 MOST_CHUNKS: Final = 10_000
+_QUICK_ROWS: Final = 200
+_QUICK_BYTES: Final = 1 << 16
 _LAST_MS: Final = 253_402_300_799_999
 # The places in a row.
 _OFFSET, _SOURCE, _SEQNO, _CREATED, _RECORDED, _ATTRIBUTES, _DATA = 3, 4, 5, 7, 8, 9, 10
@@ -41,6 +42,7 @@ class BatchShape:
         found = json.loads(text)
         self.text, self._shard, self._shards = text, shard, int(found["shards"])
         self._encode, self.content_type = _FORMATS[found["format"]]
+        self._copies = found["format"] in ("msgpack", "text")
         self.compression: str = found["compression"]
         filters = Filters.model_validate(found["filters"])
         self._prefix, self._attributes = filters.source_prefix, filters.attributes.items()
@@ -54,6 +56,12 @@ class BatchShape:
         if not (source.startswith(self._prefix) and self._attributes <= row[_ATTRIBUTES].items()):
             return False
         return self._pattern is None or self._pattern.search(row[_DATA]) is not None
+
+    def is_quick(self, rows: Sequence[Row]) -> bool:
+        """Whether `body` takes less than a thread costs: some large rows are only copied, some bytes are escaped."""
+        if self._copies and len(rows) <= _QUICK_ROWS:
+            return True
+        return sum(map(size_of, rows)) <= _QUICK_BYTES
 
     def body(self, rows: Sequence[Row]) -> bytes:
         return self._encode(rows)
@@ -148,17 +156,21 @@ def signature(body: bytes, secrets: Sequence[bytes], now_s: int) -> str:
     return ",".join([f"t={now_s}", *(f"v1={hmac.new(key, stamped, hashlib.sha256).hexdigest()}" for key in secrets)])
 
 
-def _ndjson(rows: Sequence[Row]) -> bytes:
-    return b"".join(json.dumps(row_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+class DeadLetter(NamedTuple):
+    """A chunk that the receiver rejected, for the dead-letter topic."""
+
+    topic: str
+    key: bytes
+    data: bytes
+    headers: Headers
 
 
-def _msgpack(rows: Sequence[Row]) -> bytes:
-    pack = msgpack.Packer().pack
-    return b"".join(map(pack, rows))
-
-
-def _text(rows: Sequence[Row]) -> bytes:
-    return b"".join(row[_DATA] for row in rows)
+def dead_letter(topic: str, key: UnitKey, row: Row, detail: str) -> DeadLetter:
+    """``detail``: why it was rejected; said with its place in attributes."""
+    said = {"dead.subscription": key.subscription, "dead.topic": key.topic, "dead.reason": detail[:1000]}
+    said |= {"dead.partition": str(key.partition), "dead.offset": str(row[3])}
+    chunk = Chunk(row[5], row[6], row[7], {**row[9], **said}, row[10])
+    return DeadLetter(topic, row[4].encode(), row[10], record_headers(chunk))
 
 
 def _cloudevents(rows: Sequence[Row]) -> bytes:
@@ -195,8 +207,8 @@ def _rfc3339(time_ms: int) -> str:
 
 
 _FORMATS: Final[dict[str, tuple[Callable[[Sequence[Row]], bytes], str]]] = {
-    "ndjson": (_ndjson, NDJSON),
-    "msgpack": (_msgpack, MSGPACK),
-    "text": (_text, "text/plain"),
+    "ndjson": (ENCODERS[NDJSON], NDJSON),
+    "msgpack": (ENCODERS[MSGPACK], MSGPACK),
+    "text": (ENCODERS[PLAIN], PLAIN),
     "cloudevents": (_cloudevents, "application/cloudevents-batch+json"),
 }

@@ -17,8 +17,8 @@ class DeliverLimits(Strict):
 
     batches_bytes: Annotated[int, Field(ge=16 * MIB)] = 128 * MIB
     """The most bytes of batches that are ready or under way, shared fairly among the subscriptions."""
-    pages_bytes: Annotated[int, Field(ge=4 * MIB)] = 32 * MIB
-    """Records that are kept for the other subscriptions to the same topics."""
+    pages_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB
+    """Records that were read ahead, and that are kept for the other subscriptions to the same topics."""
 
 
 class DeliverConfig(ServiceConfig):

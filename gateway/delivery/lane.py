@@ -18,10 +18,11 @@ from logferry.gateway import log
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition, lane_of, partition_of
 from logferry.gateway.delivery import progress
+from logferry.gateway.delivery.batch import DeadLetter
 from logferry.gateway.delivery.catalog import SubscriptionView
 from logferry.gateway.delivery.config import DeliverConfig
 from logferry.gateway.delivery.metrics import REGISTRY
-from logferry.gateway.delivery.unit import DeadLetter, DeliveryUnit, UnitServices
+from logferry.gateway.delivery.unit import DeliveryUnit, UnitServices
 from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.transactional_producer import NotCommitted, PartitionBatches, TransactionalProducer
 from logferry.gateway.kafka.types import Record, grouped
@@ -31,6 +32,8 @@ from logferry.gateway.metrics import LaneMetrics
 
 _BATCH_BYTES: Final = 1 << 20
 _CODEC: Final = CODECS["zstd"]
+# What may wait for another commit is committed after so long.
+_LATER_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -45,6 +48,9 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
     _forgotten: dict[UnitKey, None] = field(default_factory=dict)
     _starting: dict[UnitKey, asyncio.Task[None]] = field(default_factory=dict)
     _broken: BaseException | None = None
+    # Whether what is marked is committed now; else when the timer says so.
+    _is_due: bool = False
+    _timer: asyncio.TimerHandle | None = None
 
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 
@@ -54,7 +60,7 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._marked or self._forgotten or self._broken)
+        return bool((self._marked and self._is_due) or self._forgotten or self._broken)
 
     def make_producer(self) -> TransactionalProducer:
         return TransactionalProducer(self.services.kafka, self.config.lane(self.number), self._before)
@@ -84,9 +90,9 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
         pass
 
     def close(self) -> None:
-        """What is under way is sent again by the next owner: nothing more is begun here."""
+        """What is done is committed; what is under way is sent again by the next owner."""
         LaneLifecycle.close(self)
-        self._marked.clear()
+        self._now_due()
 
     async def drop_producer(self) -> None:
         units, self.units = self.units, {}
@@ -95,7 +101,7 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
         self._starting, self._states = {}, {}
         await asyncio.gather(*(unit.stop() for unit in units.values()))
-        self._marked.clear()
+        self._unmark()
         self._forgotten.clear()
         self._broken = None
         await LaneLifecycle.drop_producer(self)  # `super()` does not find the class of a dataclass with slots
@@ -169,8 +175,41 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
         return None
 
     def _mark(self, unit: DeliveryUnit) -> None:
+        """Ignored once the lane is closed: the next owner finds the unit where the last commit left it."""
+        if self._closing:
+            return
         self._marked[unit] = None
+        if not unit.may_wait:
+            self._now_due()
+        else:
+            self._due_later()
+
+    def _now_due(self) -> None:
+        self._stop_timer()
+        self._is_due = True
         self._wake.set()
+
+    def _due_later(self) -> None:
+        if self._timer is None and not self._is_due:
+            self._timer = asyncio.get_running_loop().call_later(_LATER_S, self._now_due)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _unmark(self) -> list[DeliveryUnit]:
+        """Returns the units that were marked."""
+        self._stop_timer()
+        marked, self._marked, self._is_due = list(self._marked), {}, False
+        return marked
+
+    def _judge_marks(self) -> None:
+        """What was due during a transaction may wait after it: its plans are committed now."""
+        if self._is_due and not self._closing and all(unit.may_wait for unit in self._marked):
+            self._is_due = False
+            if self._marked:
+                self._due_later()
 
     def _unit_ended(self, task: asyncio.Task[None]) -> None:
         """An error that a unit does not expect reopens the lane, by name."""
@@ -184,10 +223,11 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
     async def transact(self, producer: TransactionalProducer) -> None:
         if self._broken is not None:
             raise NotCommitted(self._broken)
-        marked, self._marked = list(self._marked), {}
+        marked = self._unmark()
         forgotten, self._forgotten = list(self._forgotten), {}
-        await self._check_topics(marked)
+        # Of this moment: what is planned during the check was not checked.
         states = {unit: unit.wanted for unit in marked}
+        states |= await self._check_topics(states)
         letters = [letter for unit in marked for letter in unit.letters]
         for unit in marked:
             unit.letters = []
@@ -199,18 +239,25 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
             unit.is_committed(state)
         for key in forgotten:
             self._states.pop(key, None)
+        self._judge_marks()
 
-    async def _check_topics(self, units: list[DeliveryUnit]) -> None:
-        """Plans are of the topic that their state names: its id is asked for after the records were read."""
-        planned = [unit for unit in units if len(unit.wanted.ends) > len(unit.committed.ends)]
+    async def _check_topics(self, states: dict[DeliveryUnit, DeliveryState]) -> dict[DeliveryUnit, DeliveryState]:
+        """Plans are of the topic that their state names: its id is asked for after the records were read.
+
+        Returns the states of the units that stop since it is another one.
+        """
+        planned = [unit for unit, state in states.items() if progress.new_plans(state, unit.committed)]
         if not planned:
-            return
+            return {}
+        stopped = {}
         ids = await self.services.kafka.ids_at_leaders({unit.tp for unit in planned})
         for unit in planned:
             found = ids.get(unit.key.topic)
             if found is not None and found != unit.wanted.topic_id:
                 unit.drop_plans()
                 unit.halt("topic-recreated", f"{unit.key.topic} was deleted and recreated")
+                stopped[unit] = unit.wanted
+        return stopped
 
     async def _commit(
         self,

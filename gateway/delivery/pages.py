@@ -2,6 +2,7 @@
 
 * A page is what one fetch brought. Those that were used last are kept, up to a limit of bytes, so that a hundred
   subscriptions to one topic cost Kafka one read.
+* The pages after the one that is read are fetched meanwhile, a few, while such pages do not take most of the room.
 * One look at the ends of all partitions, some times a second, tells who has something to read: a partition without news
   costs nothing more.
 """
@@ -14,6 +15,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from aiokafka import errors
@@ -23,8 +25,13 @@ from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.limits import FairShare
 from logferry.gateway.reading.formats import Row, row_of
 
-_FETCH_BYTES: Final = 1 << 20
-_STOP_BYTES: Final = 4 << 20
+# Compressed; some MiB of log lines. What lies behind the limit of decoded bytes is fetched again.
+_FETCH_BYTES: Final = 1 << 19
+_STOP_BYTES: Final = 8 << 20
+# The usual size of a page, for how many may be read ahead; of a partition, and in all for this part of the room.
+_PAGE_BYTES: Final = 3 << 20
+_PAGES_AHEAD: Final = 2
+_PART_AHEAD: Final = 0.75
 _INLINE_RECORDS: Final = 50
 _LOOK_S: Final = 0.05
 _IDLE_LOOK_S: Final = 0.25
@@ -56,14 +63,20 @@ class TopicPages:
         self._starts: dict[TopicPartition, list[int]] = {}
         self._size = 0
         self._fetching: dict[tuple[TopicPartition, int], asyncio.Task[TopicPage]] = {}
+        # Fetched before they were asked for, or being fetched: how many pages ahead.
+        self._ahead: dict[tuple[TopicPartition, int], int] = {}
         self._followed: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
         self._news: dict[TopicPartition, asyncio.Event] = {}
+        # A partition is followed whose end was not looked at.
+        self._look = asyncio.Event()
 
     # ---- the ends of partitions -----------------------------------------------------------------------------------
 
     def follow(self, tp: TopicPartition) -> None:
         self._followed[tp] = self._followed.get(tp, 0) + 1
+        if tp not in self.ends:
+            self._look.set()
 
     def unfollow(self, tp: TopicPartition) -> None:
         left = self._followed.pop(tp) - 1
@@ -77,7 +90,12 @@ class TopicPages:
         """Looks at the ends until it is cancelled."""
         moved_s = time.monotonic()
         while True:
-            await asyncio.sleep(_LOOK_S if time.monotonic() - moved_s < _IDLE_AFTER_S else _IDLE_LOOK_S)
+            await asyncio.sleep(_LOOK_S)
+            if time.monotonic() - moved_s >= _IDLE_AFTER_S:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_IDLE_LOOK_S - _LOOK_S):
+                        await self._look.wait()
+            self._look.clear()
             with suppress(errors.KafkaError, OSError, TimeoutError):
                 followed = list(self._followed)
                 ends = await self._kafka.offsets(followed, LATEST, ELECTION_S) if followed else {}
@@ -103,13 +121,41 @@ class TopicPages:
         """A page with the offset in it; without chunks where there are none. Raises KafkaError: OffsetOutOfRangeError,
         CorruptBatch and others."""
         page = self._find(tp, offset)
-        if page is not None:
-            return page
+        if page is None:
+            page = await asyncio.shield(self._begin(tp, offset))
+        self._ahead.pop((tp, page.start), None)
+        self._read_ahead(tp, page.end, 1)
+        return page
+
+    def _begin(self, tp: TopicPartition, offset: int) -> asyncio.Task[TopicPage]:
         fetching = self._fetching.get((tp, offset))
         if fetching is None:
             fetching = self._fetching[tp, offset] = asyncio.create_task(self._fetch(tp, offset))
-            fetching.add_done_callback(lambda _: self._fetching.pop((tp, offset), None))
-        return await asyncio.shield(fetching)
+            fetching.add_done_callback(partial(self._fetched, (tp, offset)))
+        return fetching
+
+    def _fetched(self, key: tuple[TopicPartition, int], fetching: asyncio.Task[TopicPage]) -> None:
+        """Keeps the page, unless its topic was forgotten meanwhile: then it may be of another one."""
+        failed = fetching.cancelled() or fetching.exception() is not None
+        if self._fetching.get(key) is fetching:
+            del self._fetching[key]
+            if not failed and (page := fetching.result()).end > page.start:
+                self._keep(key[0], page)
+                if depth := self._ahead.get(key):
+                    self._read_ahead(key[0], page.end, depth + 1)
+                return
+        self._ahead.pop(key, None)
+
+    def _read_ahead(self, tp: TopicPartition, offset: int, depth: int) -> None:
+        """Begins to fetch the next page that is missing, if there is something. Errors are found when it is read."""
+        key = tp, offset
+        if depth > _PAGES_AHEAD or self.ends.get(tp, 0) <= offset or key in self._fetching:
+            return
+        if (page := self._find(tp, offset)) is not None:
+            self._read_ahead(tp, page.end, depth + 1)
+        elif _PAGE_BYTES * (len(self._ahead) + 1) <= self._kept_bytes * _PART_AHEAD:
+            self._ahead[key] = depth
+            self._begin(tp, offset)
 
     def _find(self, tp: TopicPartition, offset: int) -> TopicPage | None:
         for start in reversed(self._starts.get(tp, ())):
@@ -131,10 +177,7 @@ class TopicPages:
             return [row for row in found if row is not None]
 
         decoded = rows() if len(fetched.records) <= _INLINE_RECORDS else await asyncio.to_thread(rows)
-        page = TopicPage(offset, fetched.next_offset, decoded, sum(map(size_of, decoded)))
-        if page.end > page.start:
-            self._keep(tp, page)
-        return page
+        return TopicPage(offset, fetched.next_offset, decoded, sum(map(size_of, decoded)))
 
     def _keep(self, tp: TopicPartition, page: TopicPage) -> None:
         if (old := self._kept.pop((tp, page.start), None)) is not None:
@@ -149,6 +192,7 @@ class TopicPages:
 
     def _drop(self, tp: TopicPartition, start: int) -> None:
         self._size -= self._kept.pop((tp, start)).size_bytes
+        self._ahead.pop((tp, start), None)
         starts = self._starts[tp]
         starts.remove(start)
         if not starts:
@@ -159,6 +203,9 @@ class TopicPages:
         gone = set(topics)
         for tp, start in [key for key in self._kept if key[0][0] in gone]:
             self._drop(tp, start)
+        for key in [key for key in self._fetching if key[0][0] in gone]:
+            del self._fetching[key]
+            self._ahead.pop(key, None)
         for tp in [tp for tp in self.ends if tp[0] in gone]:
             del self.ends[tp]
 
@@ -217,8 +264,11 @@ class BatchRoom:
     def used(self) -> int:
         return self._shares.used
 
+    def fits(self, name: str, size: int) -> bool:
+        return size <= self._shares.room(name) or not self._shares.of_token(name)
+
     def try_take(self, name: str, size: int) -> bool:
-        if size > self._shares.room(name) and self._shares.of_token(name):
+        if not self.fits(name, size):
             return False
         self._shares.take(name, size)
         return True

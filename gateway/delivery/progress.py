@@ -8,16 +8,24 @@ Invariants:
 * ``position`` moves to the end of the first planned batch when that is delivered or set aside, over records without
   chunks for it while nothing is planned, and by a replay. Nothing else moves it.
 * A stopped unit plans and sends nothing until it is resumed or replayed.
+
+What a worker does not commit at once (`may_wait`) is only what it would find again: a batch that is done is sent once
+more, the same, and a batch that was planned ahead was never sent.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Final
 
 from logferry.gateway.contract.delivery_state import DeliveryError, DeliveryState, DeliveryStop
 
 # So many batches are planned: one under way, and those of which the plan is committed meanwhile.
-DEPTH: Final = 8
+DEPTH: Final = 12
+# Plans wait for each other, and share a commit, while so many batches, or half of those planned, can be sent without
+# it, and two at least: when the first one is done, the next one is to be ready.
+_READY: Final = 4
+_LEAST_READY: Final = 2
 _DETAIL: Final = 500
 
 # Kind → what an operator does.
@@ -61,16 +69,36 @@ def unplanned(state: DeliveryState, committed: DeliveryState) -> DeliveryState:
     return state._replace(ends=tuple(end for end in state.ends if end in committed.ends))
 
 
-def is_sendable(wanted: DeliveryState, committed: DeliveryState) -> bool:
-    """Whether the first planned batch may be sent: it is planned in the log, by this term, under this replay."""
-    if not wanted.ends or wanted.stop is not None:
-        return False
+def sendable(wanted: DeliveryState, committed: DeliveryState) -> int:
+    """How many of the planned batches, from the first on, are planned in the log, by this term, under this replay."""
+    if wanted.stop is not None:
+        return 0
     same = (committed.epoch, committed.replay, committed.topic_id) == (wanted.epoch, wanted.replay, wanted.topic_id)
-    if not same or committed.shape != wanted.shape:
-        return False
     # The log may not know yet that earlier batches are done: their ends stand before this one's.
     cuts = (committed.position, *committed.ends)
-    return wanted.position in cuts and cuts[cuts.index(wanted.position) + 1 :][:1] == wanted.ends[:1]
+    if not same or committed.shape != wanted.shape or wanted.position not in cuts:
+        return 0
+    known = zip(wanted.ends, cuts[cuts.index(wanted.position) + 1 :], strict=False)
+    return sum(1 for _ in takewhile(lambda ends: ends[0] == ends[1], known))
+
+
+def is_sendable(wanted: DeliveryState, committed: DeliveryState) -> bool:
+    """Whether the first planned batch may be sent."""
+    return sendable(wanted, committed) > 0
+
+
+def new_plans(wanted: DeliveryState, committed: DeliveryState) -> bool:
+    """Whether batches are planned that the log does not know."""
+    return not set(wanted.ends) <= set(committed.ends)
+
+
+def may_wait(wanted: DeliveryState, committed: DeliveryState) -> bool:
+    """Whether the commit may wait for others: only positions, errors and plans are new, and enough can be sent."""
+    progressed = committed._replace(position=wanted.position, ends=wanted.ends, error=wanted.error)
+    if wanted != progressed:
+        return False
+    ready, ahead = sendable(wanted, committed), len(wanted.ends)
+    return ready == ahead or ready >= min(_READY, max(_LEAST_READY, ahead // 2))
 
 
 def delivered(state: DeliveryState) -> DeliveryState:

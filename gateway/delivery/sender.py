@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import AbstractResolver, AbstractStreamWriter, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from logferry.gateway.contract.delivery_state import UnitKey
 from logferry.gateway.contract.names import visible
@@ -32,7 +32,7 @@ _FIRST_S: Final = 0.5
 _LONGEST_S: Final = 60.0
 _LONGEST_ASKED_S: Final = 3600.0
 _DETAIL_BYTES: Final = 2048
-_COMPRESSED_INLINE: Final = 1 << 15
+_INLINE_BYTES: Final = 1 << 15
 
 
 class DeliveryOutcome(NamedTuple):
@@ -41,6 +41,14 @@ class DeliveryOutcome(NamedTuple):
     kind: Literal["done", "again", "rejected"]
     detail: str = ""
     after_s: float | None = None
+
+
+class _Body(aiohttp.BytesPayload):
+    """Written as it is. aiohttp copies it behind the headers otherwise."""
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        writer.send_headers()
+        await super().write_with_length(writer, content_length)
 
 
 class ForbiddenAddress(OSError):
@@ -88,15 +96,18 @@ class BatchSender:
         """Sends the batch once."""
         try:
             self._check_literal()
-            sent = headers(key, batch, shape, epoch=epoch, replay=replay, secrets=self._keys(), now_s=int(time.time()))
+            keys, is_plain = self._keys(), shape.compression == "none"
+
+            def prepared() -> tuple[bytes, dict[str, str]]:
+                """Both take some ms for each MiB."""
+                sent = headers(key, batch, shape, epoch=epoch, replay=replay, secrets=keys, now_s=int(time.time()))
+                return batch.body if is_plain else shape.compressed(batch.body), sent
+
+            inline = len(batch.body) <= _INLINE_BYTES or (is_plain and not keys)
+            body, sent = prepared() if inline else await asyncio.to_thread(prepared)
             if (token := self._definition.token_file) is not None:
                 sent["Authorization"] = f"Bearer {self._read(token).decode()}"
-            context = self._context()
-            body = batch.body
-            if shape.compression != "none":
-                inline = len(body) <= _COMPRESSED_INLINE
-                body = shape.compressed(body) if inline else await asyncio.to_thread(shape.compressed, body)
-            return await self._post(body, sent, context)
+            return await self._post(body, sent, self._context())
         except TimeoutError:
             return DeliveryOutcome("again", f"no answer within {self._definition.timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError, ssl.SSLError) as error:
@@ -122,7 +133,7 @@ class BatchSender:
             )
         options: dict[str, Any] = {} if context is None else {"ssl": context}
         async with self._session.post(
-            self._definition.url, data=body, headers=sent, allow_redirects=False, **options
+            self._definition.url, data=_Body(body), headers=sent, allow_redirects=False, **options
         ) as answer:
             detail = await answer.content.read(_DETAIL_BYTES)
             return judged(answer.status, answer.headers.get("Retry-After"), detail, time.time())

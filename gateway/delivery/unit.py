@@ -15,18 +15,17 @@ from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.contract.chunk import Chunk, Headers, record_headers
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.delivery import progress
-from logferry.gateway.delivery.batch import BatchShape, DeliveryBatch, size_of
+from logferry.gateway.delivery.batch import BatchShape, DeadLetter, DeliveryBatch, dead_letter, size_of
 from logferry.gateway.delivery.metrics import BATCHES, BYTES, CHUNKS
 from logferry.gateway.delivery.pages import BatchRoom, TopicPages, next_batch, rows_between
 from logferry.gateway.delivery.sender import BatchSender, DeliveryOutcome, backoff_s
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch
 from logferry.gateway.reading.formats import Row
-from logferry.gateway.subscriptions import NumberedReplay, StoredSubscription
+from logferry.gateway.subscriptions import NumberedReplay, PushSubscription, StoredSubscription
 
 _RETRY_S: Final = 1.0
 # An error that lasts is written again after so long.
@@ -34,7 +33,8 @@ _ERROR_MS: Final = 10_000
 _PASSED_S: Final = 5.0
 # A longer wait keeps no batch in memory.
 _KEEP_S: Final = 1.0
-_INLINE_BYTES: Final = 1 << 16
+# So many batches are planned without room: it comes when one of them is done.
+_ROOMLESS: Final = 2
 
 
 class UnitServices(NamedTuple):
@@ -48,18 +48,9 @@ class UnitServices(NamedTuple):
     letters: Callable[[str], Awaitable[str | None]]
 
 
-class DeadLetter(NamedTuple):
-    """A chunk that the receiver rejected, for the dead-letter topic."""
-
-    topic: str
-    key: bytes
-    data: bytes
-    headers: Headers
-
-
 @dataclass(slots=True, eq=False)
 class DeliveryUnit:
-    """``mark``: tells the lane that there is something to commit."""
+    """``mark``: tells the lane that there is something to commit; `may_wait`, whether now."""
 
     key: UnitKey
     subscription: StoredSubscription
@@ -76,6 +67,7 @@ class DeliveryUnit:
     _scanned: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _shapes: dict[str, BatchShape] = field(default_factory=dict)
+    _defined: tuple[PushSubscription, str] | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _cutting: asyncio.Task[tuple[int, list[Row]]] | None = None
     _failures: int = 0
@@ -93,6 +85,11 @@ class DeliveryUnit:
     def lag_records(self) -> int | None:
         end = self.services.pages.ends.get(self.tp)
         return None if end is None else max(0, end - self.wanted.position)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether its commit may wait for others."""
+        return not self.letters and progress.may_wait(self.wanted, self.committed)
 
     # ---- for the lane ----------------------------------------------------------------------------------------------
 
@@ -168,6 +165,14 @@ class DeliveryUnit:
         return shape
 
     @property
+    def _shape_now(self) -> str:
+        """Of the subscription as it is now. Kept, since it is looked at for every batch."""
+        definition = self.subscription.definition
+        if self._defined is None or self._defined[0] is not definition:
+            self._defined = definition, definition.shape
+        return self._defined[1]
+
+    @property
     def _is_idle(self) -> bool:
         return self.subscription.is_paused or self.wanted.stop is not None or self._replay is not None
 
@@ -211,8 +216,8 @@ class DeliveryUnit:
 
     async def _plan(self) -> None:
         while True:
-            text = self.subscription.definition.shape
-            if self._is_idle or not progress.may_plan(self.wanted, text):
+            text = self._shape_now
+            if self._is_idle or not progress.may_plan(self.wanted, text) or not self._has_room:
                 await self._changed.wait()
                 continue
             turn, start = self._turn, progress.next_start(self.wanted)
@@ -236,7 +241,7 @@ class DeliveryUnit:
                 continue
             finally:
                 self._cutting.cancel()
-            if turn != self._turn or self._is_idle or text != self.subscription.definition.shape:
+            if turn != self._turn or self._is_idle or text != self._shape_now:
                 continue
             if not rows:
                 self._scanned = end
@@ -244,7 +249,16 @@ class DeliveryUnit:
             elif progress.may_plan(self.wanted, text):
                 if self.services.room.try_take(self.key.subscription, sum(map(size_of, rows))):
                     self._ahead[end] = rows
+                elif len(self.wanted.ends) >= _ROOMLESS:
+                    await self._changed.wait()
+                    continue
                 self._set(progress.planned(self.wanted, end, text))
+
+    @property
+    def _has_room(self) -> bool:
+        """Further ahead is planned only what stays in memory: else it is read twice."""
+        name, definition = self.key.subscription, self.subscription.definition
+        return len(self.wanted.ends) < _ROOMLESS or self.services.room.fits(name, definition.max_bytes)
 
     async def _read_failed(self, error: BaseException) -> None:
         pages = self.services.pages
@@ -311,9 +325,8 @@ class DeliveryUnit:
         return rows
 
     async def _batch(self, state: DeliveryState, rows: list[Row]) -> DeliveryBatch:
-        body_of = self._shape(state.shape).body
-        inline = sum(map(size_of, rows)) <= _INLINE_BYTES
-        body = body_of(rows) if inline else await asyncio.to_thread(body_of, rows)
+        shape = self._shape(state.shape)
+        body = shape.body(rows) if shape.is_quick(rows) else await asyncio.to_thread(shape.body, rows)
         return DeliveryBatch(state.position, state.ends[0], rows, body)
 
     async def _deliver(self, turn: int, state: DeliveryState, batch: DeliveryBatch) -> float:
@@ -372,7 +385,7 @@ class DeliveryUnit:
             self._failures += 1
             return self._again(f"{outcome.detail}; the dead-letter topic {topic}: {why}", None)
         self._failures = 0
-        self.letters += [_letter(topic, self.key, row, outcome.detail) for row in batch.rows]
+        self.letters += [dead_letter(topic, self.key, row, outcome.detail) for row in batch.rows]
         log.event("delivery_set_aside", **self._facts(), chunks=len(batch.rows), detail=outcome.detail)
         self._set(progress.delivered(self.wanted))
         return 0.0
@@ -382,10 +395,3 @@ def _cursor_fits(replay: NumberedReplay, tp: TopicPartition) -> bool:
     """A cursor names its topic and partition; one without is for all."""
     cursor = replay.position.cursor
     return cursor is None or cursor.rsplit(":", 2)[:2] == [tp[0], str(tp[1])]
-
-
-def _letter(topic: str, key: UnitKey, row: Row, detail: str) -> DeadLetter:
-    said = {"dead.subscription": key.subscription, "dead.topic": key.topic, "dead.reason": detail[:1000]}
-    said |= {"dead.partition": str(key.partition), "dead.offset": str(row[3])}
-    chunk = Chunk(row[5], row[6], row[7], {**row[9], **said}, row[10])
-    return DeadLetter(topic, row[4].encode(), row[10], record_headers(chunk))

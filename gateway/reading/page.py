@@ -7,24 +7,21 @@ so ``X-Next-Offset`` is the position to continue at even when no chunk was retur
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import cramjam
-import msgpack
 from aiokafka import errors
 from logferry.gateway.config import Limits
-from logferry.gateway.contract.chunk import MSGPACK, NDJSON, bin_head
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
 from logferry.gateway.limits import FairShare
 from logferry.gateway.reading.assignment import undecodable, unknown_topic
-from logferry.gateway.reading.formats import KEYS, PLAIN, Row, media_type, row_object, row_of
+from logferry.gateway.reading.formats import ENCODERS, Row, media_type, row_of
 
 # The usual compression of log lines. Kafka sends compressed batches; those that do not fit the answer are wasted.
 _USUAL_RATIO: Final = 5
@@ -35,8 +32,6 @@ _SHARE: Final = 4
 _INLINE_RECORDS: Final = 50
 # Beside the data of a row.
 _ROW_BYTES: Final = 30
-# The head of a row in MessagePack: an array of so many fields.
-_ARRAY: Final = bytes((0x90 + len(KEYS),))
 # Smaller answers are not compressed.
 SMALL_BYTES: Final = 512
 
@@ -184,11 +179,10 @@ def _rows(records: list[KafkaRecord], wanted: ReadRequest) -> list[Row]:
     return found
 
 
-def encoder(accept: str) -> tuple[str, Callable[[list[Row]], bytes]]:
+def encoder(accept: str) -> tuple[str, Callable[[Sequence[Row]], bytes]]:
     """The format for an Accept header: its media type, and rows → bytes. Raises Problem when none fits."""
-    encoders = {MSGPACK: _msgpack, NDJSON: _ndjson, PLAIN: _plain}
-    found = media_type(accept, tuple(encoders))
-    return found, encoders[found]
+    found = media_type(accept, tuple(ENCODERS))
+    return found, ENCODERS[found]
 
 
 def content_coding(accept_encoding: str) -> str | None:
@@ -206,20 +200,3 @@ def compressed(body: bytes, coding: str) -> bytes:
     if coding == "zstd":
         return bytes(cramjam.zstd.compress(body, 1))
     return zlib.compress(body, 1, wbits=31)
-
-
-def _msgpack(rows: list[Row]) -> bytes:
-    """The data, a row's last field, is copied once."""
-    packer = msgpack.Packer()
-    parts: list[bytes] = []
-    for *fields, data in rows:
-        parts += (_ARRAY, packer.pack(fields)[1:], bin_head(len(data)), data)
-    return b"".join(parts)
-
-
-def _ndjson(rows: list[Row]) -> bytes:
-    return b"".join(json.dumps(row_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
-
-
-def _plain(rows: list[Row]) -> bytes:
-    return b"".join(row[-1] for row in rows)

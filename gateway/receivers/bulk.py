@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -53,6 +54,10 @@ class Bulk:
         """The key of a topic's part: the same documents under the same ids; None: one has no id."""
         digest = self.ids.get(topic)
         return None if digest is None else f"_id {digest.hexdigest()}"
+
+    def has_recorded(self, failed: Collection[str]) -> bool:
+        """Whether a line is recorded, where the appends to these topics failed."""
+        return any(item.topic is not None and item.topic not in failed for item in self.items)
 
     def fitting(self, topic: str, limit: int) -> list[bytes]:
         """The lines of the topic with at most so many bytes and a newline; the items of the others are refused."""
@@ -103,7 +108,7 @@ def parse_bulk(body: bytes, default_index: str | None, rules: Rules, limit: int)
         if doc_id is None:
             found.ids.pop(item.topic, None)
         elif item.topic in found.ids:
-            found.ids[item.topic].update(f"{index}\0{doc_id}\0".encode() + document)
+            found.ids[item.topic].update(f"{index}\0{doc_id}\0".encode(errors="surrogatepass") + document)
     if not found.items:
         raise Malformed("_bulk: the request body is empty")
     return found

@@ -24,12 +24,20 @@ from logferry.gateway.receivers.lines import joined, sender
 _PRODUCT: Final = {"X-Elastic-Product": "Elasticsearch"}
 _VERSION: Final = "8.15.0"
 _ITEMS: Final = 100_000
+_REPEATED: Final = (429, 503)
 
 
 def problem_answer(problem: Problem, _path: str) -> web.Response:
-    """A problem as Elasticsearch says it. Agents repeat 429 and 5xx."""
-    error = {"type": problem.kind.replace("-", "_") + "_exception", "reason": problem.detail}
-    response = json_response({"error": {**error, "root_cause": [error]}, "status": problem.status}, problem.status)
+    """A problem as Elasticsearch says it. Agents repeat 429 and 503.
+
+    These two are plain text, as from a proxy: rsyslog drops the lines of a request that is answered by any JSON.
+    """
+    status = _status(problem)
+    if status in _REPEATED:
+        response = web.Response(text=f"{problem.kind}: {problem.detail}\n", status=status)
+    else:
+        error = {"type": problem.kind.replace("-", "_") + "_exception", "reason": problem.detail}
+        response = json_response({"error": {**error, "root_cause": [error]}, "status": status}, status)
     response.headers.update(_PRODUCT)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
@@ -98,14 +106,22 @@ class ElasticsearchApi:
             body = await appender.admission.body(call.request)
             body = await decoded(body, headers.get("Content-Encoding", ""), config.limits.request_bytes)
             bulk = await appender.parsed(body, parse_bulk, body, index, config.receivers.elasticsearch, _ITEMS)
-            refused = await self._append(call, bulk, source_id, key)
+            failed = await self._append(call, bulk, source_id, key)
         finally:
             appender.admission.release(reserved)
+        again = [problem for problem in failed.values() if _status(problem) in _REPEATED]
+        if again and not bulk.has_recorded(failed):
+            # Not by its items: there are agents that repeat a request, but not an item.
+            raise again[0]
+        refused = {
+            topic: (_status(problem), problem.kind.replace("-", "_") + "_exception", problem.detail)
+            for topic, problem in failed.items()
+        }
         took_ms = int(1000 * (time.monotonic() - began))
         answer = await computed(200 * len(bulk.items), answer_of, bulk.items, refused, took_ms)
         return web.Response(body=answer, headers={**_PRODUCT, "Content-Type": "application/json"})
 
-    async def _append(self, call: Call, bulk: Bulk, source_id: str, key: str | None) -> dict[str, tuple[int, str, str]]:
+    async def _append(self, call: Call, bulk: Bulk, source_id: str, key: str | None) -> dict[str, Problem]:
         """Appends each topic's lines. Returns the topics that failed."""
         appender, parts, failed = self.appender, dict[str, Part](), dict[str, Problem]()
         for topic, lines in bulk.lines.items():
@@ -121,13 +137,9 @@ class ElasticsearchApi:
                 chunks = [Chunk(0, None, None, {}, piece) for piece in pieces]
                 parts[topic] = Part(source, chunks, key or bulk.key(topic), len(lines))
         answers = await appender.append_all(call, "elasticsearch", list(parts.values()))
-        failed |= {topic: a for topic, a in zip(parts, answers, strict=True) if isinstance(a, Problem)}
-        return {
-            topic: (_status(problem), problem.kind.replace("-", "_") + "_exception", problem.detail)
-            for topic, problem in failed.items()
-        }
+        return failed | {topic: a for topic, a in zip(parts, answers, strict=True) if isinstance(a, Problem)}
 
 
 def _status(problem: Problem) -> int:
-    """Agents repeat 429 and 503 of an item; other statuses are for good."""
+    """Agents repeat 429 and 503; other statuses are for good."""
     return 503 if problem.status >= 500 else problem.status

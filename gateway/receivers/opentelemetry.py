@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,11 +33,11 @@ _UNAVAILABLE, _INVALID_ARGUMENT = 14, 3
 
 def _problem_answer(problem: Problem, is_json: bool) -> web.Response:
     can_repeat = problem.status == 408 or problem.status >= 500
-    status = 503 if can_repeat else problem.status if problem.status in _KEPT else 400
-    code = _UNAVAILABLE if can_repeat or status == 429 else _INVALID_ARGUMENT
-    body = otlp.status(code, f"{problem.kind}: {problem.detail}", is_json=is_json)
-    answer = web.Response(body=body, status=status, headers={"Content-Type": _JSON if is_json else _PROTOBUF})
-    if status in (429, 503):
+    http_status = 503 if can_repeat else problem.status if problem.status in _KEPT else 400
+    code = _UNAVAILABLE if can_repeat or http_status == 429 else _INVALID_ARGUMENT
+    body = status(code, f"{problem.kind}: {problem.detail}", is_json=is_json)
+    answer = web.Response(body=body, status=http_status, headers={"Content-Type": _JSON if is_json else _PROTOBUF})
+    if http_status in (429, 503):
         answer.headers["Retry-After"] = str(max(1, round(problem.retry_after_s or 1)))
     return answer
 
@@ -65,7 +66,7 @@ class OtlpApi:
             rejected, why = await self._export(call, kind == _JSON)
         except (Problem, Malformed, KafkaError, TimeoutError) as error:
             return _problem_answer(problem_of(error), kind != _PROTOBUF)
-        body = otlp.response(rejected, why, is_json=kind == _JSON)
+        body = response(rejected, why, is_json=kind == _JSON)
         return web.Response(body=body, headers={"Content-Type": kind})
 
     async def _export(self, call: Call, is_json: bool) -> tuple[int, str]:
@@ -129,3 +130,37 @@ class OtlpApi:
             part.chunks.extend(Chunk(0, None, None, resource.attributes, piece) for piece in pieces)
             parts[source] = part._replace(lines=part.lines + len(fitting))
         return list(parts.values()), refused
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def response(rejected: int, why: str, *, is_json: bool) -> bytes:
+    """An ExportLogsServiceResponse; without rejected records it is empty."""
+    if is_json:
+        partial = {"partialSuccess": {"rejectedLogRecords": str(rejected), "errorMessage": why}} if rejected else {}
+        return json.dumps(partial).encode()
+    if not rejected:
+        return b""
+    inner = b"\x08" + _encoded(rejected) + b"\x12" + _sized(why)
+    return b"\x0a" + _encoded(len(inner)) + inner
+
+
+def status(code: int, message: str, *, is_json: bool) -> bytes:
+    """A google.rpc.Status."""
+    if is_json:
+        return json.dumps({"code": code, "message": message}).encode()
+    return b"\x08" + _encoded(code) + b"\x12" + _sized(message)
+
+
+def _encoded(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _sized(text: str) -> bytes:
+    raw = text.encode()
+    return _encoded(len(raw)) + raw

@@ -310,7 +310,7 @@ def decode_json(body: bytes) -> list[ResourceLines]:
         return builder.found
     except Malformed:
         raise
-    except (ValueError, RecursionError, AttributeError, TypeError) as error:
+    except (ValueError, OverflowError, RecursionError, AttributeError, TypeError) as error:
         raise Malformed(f"not a log request in OTLP's JSON: {error}") from None
 
 
@@ -326,7 +326,7 @@ def _json_record(record: dict[str, Any]) -> dict[str, Any]:
     for name in ("time_unix_nano", "observed_time_unix_nano", "dropped_attributes_count", "flags", "severity_number"):
         value = record.get(_camel(name)) or 0
         # An enum may be its name; a number of 64 bits is text.
-        found[name] = value if name == "severity_number" and isinstance(value, str) else int(value)
+        found[name] = value if name == "severity_number" and isinstance(value, str) else _integer(value, 0, 64)
     for name in ("severity_text", "event_name"):
         found[name] = str(record.get(_camel(name)) or "")
     for name in ("trace_id", "span_id"):
@@ -347,6 +347,14 @@ def _json_attributes(attributes: list[Any], depth: int) -> dict[str, Any]:
     return {str(one.get("key") or ""): _json_any(one.get("value") or {}, depth) for one in attributes}
 
 
+def _integer(said: Any, signs: int, bits: int) -> int:
+    """``signs``: 1 where it may be negative."""
+    number = int(said)
+    if not -signs << bits <= number < 1 << bits:
+        raise Malformed("a number has more than 64 bits, or is negative and must not be")
+    return number
+
+
 def _json_any(value: dict[str, Any], depth: int) -> Any:
     if depth > _DEPTH:
         raise Malformed(f"values are nested more than {_DEPTH} deep")
@@ -354,9 +362,11 @@ def _json_any(value: dict[str, Any], depth: int) -> Any:
         if name in ("stringValue", "bytesValue"):
             return str(said)
         if name == "boolValue":
-            return bool(said)
+            if not isinstance(said, bool):
+                raise Malformed("a boolValue is not true or false")
+            return said
         if name == "intValue":
-            return int(said)
+            return _integer(said, 1, 63)
         if name == "doubleValue":
             return _double(float(said))
         if name == "arrayValue":
@@ -364,37 +374,3 @@ def _json_any(value: dict[str, Any], depth: int) -> Any:
         if name == "kvlistValue":
             return _json_attributes(_list(said, "values"), depth + 1)
     return None
-
-
-# ---- answers ----------------------------------------------------------------------------------------------------
-
-
-def response(rejected: int, why: str, *, is_json: bool) -> bytes:
-    """An ExportLogsServiceResponse; without rejected records it is empty."""
-    if is_json:
-        partial = {"partialSuccess": {"rejectedLogRecords": str(rejected), "errorMessage": why}} if rejected else {}
-        return json.dumps(partial).encode()
-    if not rejected:
-        return b""
-    inner = b"\x08" + _encoded(rejected) + b"\x12" + _sized(why)
-    return b"\x0a" + _encoded(len(inner)) + inner
-
-
-def status(code: int, message: str, *, is_json: bool) -> bytes:
-    """A google.rpc.Status."""
-    if is_json:
-        return json.dumps({"code": code, "message": message}).encode()
-    return b"\x08" + _encoded(code) + b"\x12" + _sized(message)
-
-
-def _encoded(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def _sized(text: str) -> bytes:
-    raw = text.encode()
-    return _encoded(len(raw)) + raw

@@ -8,6 +8,7 @@ known is recorded again and may double. UDP cannot wait: what finds no room is d
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from typing import Final
@@ -25,10 +26,12 @@ from logferry.gateway.metrics import CONNECTIONS_REFUSED, RECEIVED
 from logferry.gateway.receiver_settings import SyslogSettings
 from logferry.gateway.receivers.append import CHUNK_BYTES, Appender, Part
 from logferry.gateway.receivers.lines import joined
-from logferry.gateway.receivers.syslog_frames import Framer, host_of, line_of
+from logferry.gateway.receivers.syslog_frames import Framer, host_of, is_blank, line_of
 
 _READ_BYTES: Final = 1 << 17
-_DATAGRAM_BYTES: Final = 4 << 20
+_DATAGRAM_BYTES: Final = 8 << 20
+# Of memory, beside the bytes of a datagram, so that small ones are bounded as well.
+_DATAGRAM_OVERHEAD: Final = 256
 _DATAGRAMS: Final = 2000
 _CONNECTIONS: Final = 1000
 # Names of senders in one batch; the lines of others count as their peer's.
@@ -38,21 +41,27 @@ _WORK_BYTES: Final = 16
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STOP_S: Final = 5.0
+_TLS_HANDSHAKE_S: Final = 10.0
+# A sender that was switched off is noticed after two minutes, so that it does not keep its connection.
+_KEEP_ALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """What arrived by UDP and is not taken yet: (peer, message)."""
+    """What arrived by UDP and is not taken yet: (peer, message). ``limit``: a longer message is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.waiting: deque[tuple[str, bytes]] = deque()
         self.size_bytes = 0
         self.news = asyncio.Event()
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        if self.size_bytes + len(data) > _DATAGRAM_BYTES:
-            RECEIVED.labels("syslog", "dropped").inc()
+        if is_blank(data):
             return
-        self.size_bytes += len(data)
+        if len(data) > self._limit or self.size_bytes + len(data) + _DATAGRAM_OVERHEAD > _DATAGRAM_BYTES:
+            RECEIVED.labels("syslog", "too-large" if len(data) > self._limit else "dropped").inc()
+            return
+        self.size_bytes += len(data) + _DATAGRAM_OVERHEAD
         self.waiting.append((addr[0], data))
         self.news.set()
 
@@ -62,7 +71,7 @@ class Datagrams(asyncio.DatagramProtocol):
         found: dict[str, list[bytes]] = {}
         for _ in range(min(len(self.waiting), _DATAGRAMS)):
             peer, message = self.waiting.popleft()
-            self.size_bytes -= len(message)
+            self.size_bytes -= len(message) + _DATAGRAM_OVERHEAD
             found.setdefault(peer, []).append(message)
         if not self.waiting:
             self.news.clear()
@@ -99,6 +108,8 @@ class SyslogServer:
             raise ConfigError("receivers.syslog.listen: without tokens only loopback is served, or anonymous = true")
         if settings.tls and config.tls is None:
             raise ConfigError("receivers.syslog.tls: needs the certificate of [tls]")
+        if settings.client_ca is not None and not settings.tls:
+            raise ConfigError("receivers.syslog.client_ca: needs tls = true")
         self._server: asyncio.Server | None = None
         self._datagrams: asyncio.DatagramTransport | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -109,11 +120,17 @@ class SyslogServer:
         host, port, loop = self._host.strip("[]"), int(self._port), asyncio.get_running_loop()
         try:
             self._server = await asyncio.start_server(
-                self._connected, host, port, limit=_READ_BYTES, ssl=context, reuse_port=True
+                self._connected,
+                host,
+                port,
+                limit=_READ_BYTES,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else _TLS_HANDSHAKE_S,
+                reuse_port=True,
             )
             if self._settings.udp:
                 transport, datagrams = await loop.create_datagram_endpoint(
-                    Datagrams, local_addr=(host, port), reuse_port=True
+                    lambda: Datagrams(self._settings.message_bytes), local_addr=(host, port), reuse_port=True
                 )
                 self._datagrams = transport
                 self._drain = asyncio.create_task(self._record_datagrams(datagrams))
@@ -142,6 +159,10 @@ class SyslogServer:
             writer.close()
             return
         self._connections[task] = writer
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         try:
             await self._serve(reader, str((writer.get_extra_info("peername") or ("-",))[0]))
         except (ConnectionError, ssl.SSLError, TimeoutError):

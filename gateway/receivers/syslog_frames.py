@@ -14,6 +14,8 @@ _HOST: Final = re.compile(
     rb"<[0-9]{1,3}>(?:1 [^ ]{1,40} |[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} )([A-Za-z0-9._:-]{1,255}) "
 )
 _DIGITS: Final = 9
+# Between messages: they are passed over at once, since a sender may send millions.
+_BETWEEN: Final = re.compile(rb"[\r\n\0]+")
 _LINE_BREAKS: Final = {b"\n": b"#012", b"\r": b"#015", b"\0": b"#000"}
 
 
@@ -24,6 +26,11 @@ def line_of(message: bytes) -> bytes:
         if broken in message:
             message = message.replace(broken, written)
     return message
+
+
+def is_blank(message: bytes) -> bool:
+    """Whether it says nothing: it becomes no line."""
+    return not message.strip(b"\r\n\0 ")
 
 
 def host_of(message: bytes) -> str | None:
@@ -75,6 +82,8 @@ class Framer:
 
     def _next(self, at: int, found: list[bytes]) -> int | None:
         """Takes the message at this place; where the next one begins, None: it is not complete."""
+        if (between := _BETWEEN.match(self._rest, at)) is not None:
+            return between.end()
         if 0x31 <= self._rest[at] <= 0x39:
             blank = self._rest.find(b" ", at, at + _DIGITS + 1)
             digits = bytes(self._rest[at:blank]) if blank > 0 else b""
@@ -85,7 +94,9 @@ class Framer:
                     return blank + 1
                 if len(self._rest) < blank + 1 + size:
                     return None
-                found.append(bytes(self._rest[blank + 1 : blank + 1 + size]))
+                message = bytes(self._rest[blank + 1 : blank + 1 + size])
+                if not is_blank(message):
+                    found.append(message)
                 return blank + 1 + size
             if blank < 0 and len(self._rest) - at <= _DIGITS and bytes(self._rest[at:]).isdigit():
                 return None
@@ -96,6 +107,7 @@ class Framer:
             return at
         if end < 0:
             return None
-        if size and bytes(self._rest[at:end]).strip(b"\r\0 "):
-            found.append(bytes(self._rest[at:end]))
+        message = bytes(self._rest[at:end])
+        if not is_blank(message):
+            found.append(message)
         return end + 1

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 import socket
+import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -44,7 +45,7 @@ from logferry.gateway.receivers.splunk import SplunkApi
 from logferry.gateway.receivers.syslog import SyslogServer
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
-from logferry.gateway.tls import server_context
+from logferry.gateway.tls import load_certificate, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from logferry.gateway.topics.open_transactions import OpenTransactions
@@ -62,13 +63,29 @@ _CLOCK_INTERVAL_S: Final = 10.0
 
 
 async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> None:
-    """Serves as `serve_worker` does; on SIGHUP the quotas are reloaded, too."""
-    quotas = Quotas(config)
-    await serve_worker(config, worker, reload, partial(_parts, config, worker, quotas), quotas.replace)
+    """Serves as `serve_worker` does; on SIGHUP the quotas and the certificate of syslog are reloaded, too."""
+    quotas, settings = Quotas(config), config.receivers.syslog
+    context = None
+    if settings is not None and settings.tls and config.tls is not None:
+        context = server_context(config.tls, settings.client_ca)
+
+    def take_over(fresh: Config) -> None:
+        quotas.replace(fresh)
+        if context is not None and fresh.tls is not None:
+            load_certificate(context, fresh.tls)
+
+    await serve_worker(config, worker, reload, partial(_parts, config, worker, quotas, context), take_over)
 
 
 async def _parts(
-    config: Config, worker: int, quotas: Quotas, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
+    config: Config,
+    worker: int,
+    quotas: Quotas,
+    syslog_context: ssl.SSLContext | None,
+    url: str,
+    kafka: KafkaClient,
+    gate: Gate,
+    stack: AsyncExitStack,
 ) -> Parts[Lane]:
     await preflight.check(kafka, config, ())
     if config.receivers.archive is not None:
@@ -116,7 +133,7 @@ async def _parts(
     if config.receivers.syslog is None:
         return Parts(ownership, routes, config.limits, sessions.stop)
     syslog = SyslogServer(appender, gate, config.receivers.syslog)
-    await syslog.start(server_context(config.tls) if config.receivers.syslog.tls and config.tls else None)
+    await syslog.start(syslog_context)
 
     async def before_close() -> None:
         await asyncio.gather(sessions.stop(), syslog.stop())

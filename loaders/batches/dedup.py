@@ -12,9 +12,9 @@ before the main table's commit, with the batch as transaction version, like ever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -120,14 +120,20 @@ def _copies(
             & (ds.field("recorded") >= pa.scalar(oldest, pa.timestamp("us", "UTC")))
             & text("source_id").isin(sorted({chunk["source_id"] for chunk in chunks}))
         )
-        near = f"seqno >= {min(seqnos)} AND seqno <= {max(seqnos)} AND recorded >= '{oldest:{SQL_TIME}}'"
         if entry.reload:
             # Rows that the reload replaces do not count.
             wanted = wanted & ~rows_of(entry.reload, entry.dc)
-        for rows_there in stored_rows(paths, entry.batch - 1, ["topic", "source_id", "seqno"], wanted, near):
+        for rows_there in stored_rows(
+            paths, entry.batch - 1, ["topic", "source_id", "seqno"], wanted, near(seqnos, oldest)
+        ):
             distinct = pa.Table.from_batches([rows_there]).group_by(["topic", "source_id", "seqno"]).aggregate([])
             stored.update((row["topic"], row["source_id"], row["seqno"]) for row in distinct.to_pylist())
     return copies(entry.batch, chunks, stored)
+
+
+def near(seqnos: Sequence[int], oldest: datetime) -> str:
+    """SQL that holds for all rows with one of the seqnos, recorded at that moment or later."""
+    return f"seqno >= {min(seqnos)} AND seqno <= {max(seqnos)} AND recorded >= '{oldest:{SQL_TIME}}'"
 
 
 def copies(

@@ -30,7 +30,7 @@ from logferry.loaders.errors import (
     Overtaken,
     StorageUnavailable,
 )
-from logferry.loaders.location import Location, S3Access
+from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import DROP, LedgerEntry, TablePaths
 from logferry.loaders.planning.source_facts import utc_text
 from logferry.loaders.storage.commit import committed_batch
@@ -108,29 +108,22 @@ def lazy_session(options: argparse.Namespace, tables: list[Location]) -> Iterato
             if not started:
                 try:
                     from logferry.loaders.spark.session import is_submitted, scratch_folder, spark_session
+                    from logferry.loaders.spark.stores import settings_for
                 except ImportError as error:
                     raise LoaderConfigError(
                         f"Spark must read files of the table, but pyspark is missing: {error}"
                     ) from None
                 options.provide_java()
                 settings = _settings(options)
-                access = next((table.access for table in tables if table.scheme == "s3"), None)
                 try:
                     scratch = stack.enter_context(scratch_folder(settings.scratch))
                 except OSError as error:
                     raise StorageUnavailable(f"no scratch folder can be created: {error}") from error
                 jars = [] if is_submitted() else jar_files(options.jars)
-                started.append(stack.enter_context(spark_session(settings, jars, scratch, _stores(access))))
+                started.append(stack.enter_context(spark_session(settings, jars, scratch, settings_for(tables))))
             return started[0]
 
         yield session
-
-
-def _stores(access: S3Access | None) -> dict[str, str]:
-    try:
-        return {} if access is None else access.hadoop_options()
-    except (OSError, ValueError) as error:
-        raise LoaderConfigError(f"s3: {error}") from None
 
 
 def _merge(options: argparse.Namespace, session: Session) -> Merge:

@@ -159,11 +159,12 @@ def _value(depth: int) -> str:
 def member_pattern(names: Iterable[str]) -> str:
     """One member of an object, from the end of the one before; group 1 is its text unless its key is one of the names.
 
-    The comma or brace after it belongs to it, and the brace before the first one.
+    The comma or brace after it belongs to it, and the brace before the first one. With the brace the text ends: Jackson
+    does not look at what comes after an object.
     """
     member = rf"{_BLANK}:{_BLANK}{_value(RESCUED_DEPTH)}"
     named, other = rf'"(?:{"|".join(names)})"{member}', rf"({_TEXT}{member})"
-    return rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}(?>{named}|{other}){_BLANK}[,}}]"
+    return rf"(?s)\G(?:{_BLANK}\{{)?+{_BLANK}(?>{named}|{other}){_BLANK}(?:,|\}}\z)"
 
 
 ESCAPED_KEY: Final = r'\A"[^"\\]*+\\'

@@ -46,7 +46,7 @@ NO_FIT: Final = "the line does not fit the pattern"
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
 NOT_STRICT: Final = (
-    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, "
+    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, text after the object, "
     f"or a value of more than {RESCUED_DEPTH} levels"
 )
 NOT_LOGFMT: Final = "the line is not logfmt: key=value …"

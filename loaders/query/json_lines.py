@@ -33,7 +33,7 @@ from logferry.loaders.query.spark_values import day_number, double, exact_decima
 NOT_JSON: Final = "the line is not JSON"
 NOT_OBJECT: Final = "the JSON is not one object, or a value does not have the type of its column"
 NOT_STRICT: Final = (
-    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, "
+    "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, text after the object, "
     f"or a value of more than {RESCUED_DEPTH} levels"
 )
 
@@ -211,7 +211,7 @@ class Members:
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
         # Each match begins where the one before ended, which Java calls \G.
-        self._member = re.compile(member_pattern(names).replace(r"\G", "", 1))
+        self._member = re.compile(member_pattern(names).replace(r"\G", "", 1).replace(r"\z", r"\Z"))
 
     def of(self, line: str) -> str | None:
         """A JSON object of the other members, None without any. Raises NotStrict."""

@@ -90,10 +90,8 @@ _PORT: Final = "PYSPARK_GATEWAY_PORT"
 _HIDDEN: Final = re.compile(r"^spark\.hadoop\.|secret|password|token", re.IGNORECASE)
 _NEEDED: Final = ("org.apache.spark.sql.kafka010.KafkaSourceProvider", _DELTA)
 
-_S3A: Final = (
-    "org.apache.hadoop.fs.s3a.S3AFileSystem",
-    "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol",
-)
+# Settings of a store that name a class of its jars.
+_CLASSES: Final = (".impl", ".commitProtocolClass")
 
 _SETTINGS: Final = {
     "spark.app.name": "logferry-load",
@@ -222,7 +220,7 @@ def spark_session(
 @contextmanager
 def _session(conf: SparkConf, gateway: Any, stores: Mapping[str, str] | None) -> Iterator[SparkSession]:
     SparkContext._ensure_initialized(gateway=gateway)
-    _check_jars([*_NEEDED, *(_S3A if stores else ())])
+    _check_jars([*_NEEDED, *(value for name, value in (stores or {}).items() if name.endswith(_CLASSES))])
     with sorted_errors("starting Spark"):
         context = SparkContext(conf=conf, gateway=gateway)
     try:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from logferry.loaders.config import Config
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.jvm_errors import sorted_errors
+from logferry.loaders.location import Location
 from pyspark.sql import SparkSession
 
 _HADOOP = "spark.hadoop."
 
 
 def store_settings(settings: Config) -> dict[str, str]:
+    """As `settings_for`, for all tables of the configuration."""
+    return settings_for(job.path for job in settings.tables)
+
+
+def settings_for(tables: Iterable[Location]) -> dict[str, str]:
     """Spark's settings for the stores of the tables, keys included. Raises LoaderConfigError."""
-    if not any(job.path.scheme == "s3" for job in settings.tables):
-        return {}
-    try:
-        return settings.s3.access.hadoop_options()
-    except (OSError, ValueError) as error:
-        raise LoaderConfigError(f"s3: {error}") from None
+    found: dict[str, str] = {}
+    for table in tables:
+        try:
+            found |= {} if table.access is None else table.access.hadoop_options()
+        except (OSError, ValueError) as error:
+            raise LoaderConfigError(f"{table.scheme}: {error}") from None
+    return found
 
 
 def renew_keys(spark: SparkSession, settings: Config) -> None:

@@ -30,7 +30,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from logferry.loaders.errors import StorageUnavailable, UnsupportedFeature
-from logferry.loaders.location import Location, without_secrets
+from logferry.loaders.location import Location, S3Access, without_secrets
 
 # Requests of a store that wait for answers at the same time.
 _REQUESTS: Final = 16
@@ -149,7 +149,7 @@ def file_system(folder: Location) -> pa_fs.FileSystem:
     """For the files in the folder, by their names below it. Raises OSError, ValueError, DeltaError."""
     if folder.is_local:
         return pa_fs.SubTreeFileSystem(folder.uri, pa_fs.LocalFileSystem())
-    if folder.scheme == "s3":
+    if isinstance(folder.access, S3Access):
         retries = pa_fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES)
         store = pa_fs.S3FileSystem(**folder.access.arrow_options(), retry_strategy=retries)
         return pa_fs.SubTreeFileSystem(folder.uri.removeprefix("s3://"), store)

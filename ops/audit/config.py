@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from logferry.gateway.config import Dc, KafkaSettings, Pattern
-from logferry.loaders.config import Place, S3Settings
+from logferry.loaders.config import GsSettings, Place, S3Settings
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,6 +61,9 @@ class AuditConfig(_Strict):
 
     s3: S3Settings = S3Settings()
     """Access to S3, for tables at `s3://`."""
+
+    gs: GsSettings = GsSettings()
+    """Access to Google Cloud Storage, for tables at `gs://`."""
 
     files: list[str] = []
     """Paths or patterns of original files that were pushed."""

@@ -11,7 +11,7 @@ from logferry.loaders.config import JARS_VARIABLE
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.runtime.java import find_java
 
-_S3 = re.compile(r"\bs3a?://")
+_STORES = {"s3": re.compile(r"\bs3a?://"), "gs": re.compile(r"\bgs://")}
 
 
 def main(argv: list[str]) -> int:
@@ -28,16 +28,15 @@ def provide_java(argv: list[str]) -> None:
         return
     os.environ["JAVA_HOME"] = str(find_java().home)
     if not os.environ.get(JARS_VARIABLE) and not any(a.partition("=")[0] == "--jars" for a in argv):
-        os.environ[JARS_VARIABLE] = os.pathsep.join(map(str, spark_jars(s3=_uses_s3(argv))))
+        os.environ[JARS_VARIABLE] = os.pathsep.join(map(str, spark_jars(**_stores(argv))))
 
 
-def _uses_s3(argv: list[str]) -> bool:
-    """Whether an argument names a table on S3, or a file that does, so that its jars are needed."""
+def _stores(argv: list[str]) -> dict[str, bool]:
+    """By store, whether an argument names a table there, or a file that does, so that its jars are needed."""
+    texts = list(argv)
     for argument in argv:
         given = argument.partition("=")[2] if argument.startswith("--config=") else argument
-        if _S3.search(given):
-            return True
         with suppress(OSError, ValueError):
-            if given.endswith(".toml") and _S3.search(Path(given).read_text(encoding="utf-8")):
-                return True
-    return False
+            if given.endswith(".toml"):
+                texts.append(Path(given).read_text(encoding="utf-8"))
+    return {name: any(map(uri.search, texts)) for name, uri in _STORES.items()}

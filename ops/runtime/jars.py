@@ -57,15 +57,19 @@ _SETTINGS = """<ivysettings>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
 </ivysettings>
 """
-_MODULE = """<ivy-module version="2.0"><info organisation="logferry" module="{}"/>
+_MODULE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+<info organisation="logferry" module="{}"/>
 <dependencies>
 {}</dependencies></ivy-module>
 """
-_DEPENDENCY = '<dependency org="{}" name="{}" rev="{}" transitive="false" conf="*->default"/>\n'
+_DEPENDENCY = '<dependency org="{}" name="{}" rev="{}" transitive="false" conf="*->default">{}</dependency>\n'
 
 
 class JarSet(NamedTuple):
-    """A list of jars, ``organisation:module:revision``, and the name of its folder. ``sha256``: by file name."""
+    """A list of jars, ``organisation:module:revision`` or with ``:classifier``, and the name of its folder.
+
+    ``sha256``: by file name.
+    """
 
     name: str
     coordinates: tuple[str, ...]
@@ -79,7 +83,7 @@ def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
     for name, pinned in pins.items():
         lines = [line.split() for line in pinned["jars"].strip().splitlines()]
         coordinates = tuple(f"{organisation}:{jar}" for organisation, *jars in lines for jar in jars)
-        files = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in coordinates]
+        files = ["-".join(coordinate.split(":")[1:]) + ".jar" for coordinate in coordinates]
         yield name, JarSet(pinned["name"], coordinates, {file: sha256[file] for file in files})
 
 
@@ -99,13 +103,14 @@ def mirror_maker_jars() -> list[Path]:
     return kafka_jars() + fetch_jars(MIRROR_MAKER)
 
 
-def spark_jars(*, s3: bool = False) -> list[Path]:
-    """The jars beside those of the installed pyspark: Kafka connector and Delta; S3A for tables on S3.
+def spark_jars(*, s3: bool = False, gs: bool = False) -> list[Path]:
+    """The jars beside those of the installed pyspark: Kafka connector and Delta; those of the stores of tables.
 
     Raises Unavailable, CommandError where there are none for this pyspark.
     """
     name = spark_set(_pyspark_version())
-    return fetch_jars(SETS[name]) + (fetch_jars(SETS[f"s3_{name}"]) + fetch_jars(AWS_SDK) if s3 else [])
+    wanted = [SETS[name], *([SETS[f"s3_{name}"], AWS_SDK] if s3 else []), *([SETS["gs"]] if gs else [])]
+    return [jar for one in wanted for jar in fetch_jars(one)]
 
 
 def spark_set(pyspark: str) -> str:
@@ -255,7 +260,7 @@ def _run_ivy(wanted: JarSet, work: Path, new: Path) -> None:
     if not settings:
         settings = str(work / "ivysettings.xml")
         Path(settings).write_text(_SETTINGS, encoding="utf-8")
-    dependencies = "".join(_DEPENDENCY.format(*coordinate.split(":")) for coordinate in wanted.coordinates)
+    dependencies = "".join(map(_dependency, wanted.coordinates))
     (work / "ivy.xml").write_text(_MODULE.format(wanted.name, dependencies), encoding="utf-8")
     java, trusted = find_java(), work / "authorities.jks"
     trust: list[str] = []
@@ -266,7 +271,7 @@ def _run_ivy(wanted: JarSet, work: Path, new: Path) -> None:
     command = [
         *(str(java.executable), "-Djava.net.useSystemProxies=true", *trust, f"-Divy.default.ivy.user.dir={work}"),
         *("-jar", str(_ivy_jar()), "-settings", settings, "-cache", str(work / "cache"), "-ivy", str(work / "ivy.xml")),
-        *("-types", "jar", "bundle", "-retrieve", str(new / "[artifact]-[revision].[ext]")),
+        *("-types", "jar", "bundle", "-retrieve", str(new / "[artifact]-[revision](-[classifier]).[ext]")),
     ]
     with (work / "ivy.log").open("w+b") as log:
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT) as ivy:
@@ -285,6 +290,12 @@ def _run_ivy(wanted: JarSet, work: Path, new: Path) -> None:
             + "\n  The files fetched so far are kept: repeat the command to resume. For another repository set"
             " LOGFERRY_IVY_SETTINGS to an Ivy settings file."
         )
+
+
+def _dependency(coordinate: str) -> str:
+    organisation, module, revision, *classifier = coordinate.split(":")
+    artifact = f'<artifact name="{module}" type="jar" m:classifier="{classifier[0]}"/>' if classifier else ""
+    return _DEPENDENCY.format(organisation, module, revision, artifact)
 
 
 def _ivy_jar() -> Path:

@@ -9,9 +9,10 @@ import pytest
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.config import SparkSettings
-from logferry.loaders.location import S3Access
+from logferry.loaders.location import Location
 from logferry.loaders.spark.kafka_access import KafkaTopics, kafka_topics
 from logferry.loaders.spark.session import spark_session
+from logferry.loaders.spark.stores import settings_for
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from pyspark.sql import SparkSession
 
@@ -24,7 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, spark_jar_paths: list[Path],
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java_env().items():
             patch.setenv(name, value)
-        access = S3Access().hadoop_options() if store.startswith("s3") else {}
+        access = settings_for([Location.of(f"{store}/any")] if store else [])
         with spark_session(settings, spark_jar_paths, tmp_path_factory.mktemp("spark"), access) as session:
             yield session
 

@@ -1,6 +1,7 @@
 """Push delivery as a model: workers that die between any two steps, receivers that lie, operators who change things.
 
-A batch is its place and shape. The receiver keeps what it took by token, per replay. Held, whatever happens:
+A batch is its place and shape. A transaction writes the state from when it began, late as it may be; meanwhile the
+worker continues. The receiver keeps what it took by token, per replay. Held, whatever happens:
 
 * the same token always has the same place and shape, so the same bytes;
 * within a replay what was taken covers the log once, in order, without a gap, up to the committed position.
@@ -18,7 +19,8 @@ SHAPES = ("ndjson", "msgpack")
 
 
 class DeliveryWorld(RuleBasedStateMachine):
-    """``log``: the state records of the unit, the last one holds. ``sent``: replay and place → shape."""
+    """``log``: the state records of the unit, the last one holds. ``sent``: replay and place → shape. ``writing``: the
+    state that a transaction under way writes."""
 
     @initialize()
     def begin(self) -> None:
@@ -26,6 +28,7 @@ class DeliveryWorld(RuleBasedStateMachine):
         self.log = [progress.begun("id", b"t" * 16, 0, resumed=0)]
         self.wanted = progress.taken_over(self.log[-1])
         self.committed = self.log[-1]
+        self.writing: DeliveryState | None = None
         self.sent: dict[tuple[int, int, int], str] = {}
         self.taken: dict[int, dict[tuple[int, int], str]] = {0: {}}
         self.starts = {0: 0}
@@ -44,10 +47,33 @@ class DeliveryWorld(RuleBasedStateMachine):
         if start < self.end:
             self.wanted = progress.planned(self.wanted, min(self.end, start + size), self.shape)
 
+    @precondition(lambda self: self.writing is None)
+    @rule()
+    def a_transaction_begins(self) -> None:
+        self.writing = self.wanted
+
+    @precondition(lambda self: self.writing is not None)
     @rule()
     def commit(self) -> None:
-        self.log.append(self.wanted)
-        self.committed = self.wanted
+        assert self.writing is not None
+        self.log.append(self.writing)
+        self.committed, self.writing = self.writing, None
+
+    @rule()
+    def drop_plans(self) -> None:
+        """As where the topic's id is another one."""
+        self.wanted = progress.unplanned(self.wanted, self.committed)
+
+    @precondition(lambda self: progress.is_sendable(self.wanted, self.committed))
+    @rule(size=st.integers(1, 6))
+    def the_subscription_changes_while_a_batch_is_retried(self, size: int) -> None:
+        self.attempt(False, "again", "answers")
+        self.shape = SHAPES[SHAPES[0] == self.shape]
+        if progress.may_plan(self.wanted, self.shape):
+            self.plan(size)
+        self.writing = self.wanted
+        self.commit()
+        self.attempt(False, "again", "answers")
 
     @precondition(lambda self: progress.is_sendable(self.wanted, self.committed))
     @rule(
@@ -56,7 +82,7 @@ class DeliveryWorld(RuleBasedStateMachine):
         then=st.sampled_from(("answers", "dies", "replaced meanwhile")),
     )
     def attempt(self, arrives: bool, answer: str, then: str) -> None:
-        """A receiver that takes a batch may not answer; it says done for what it takes alone, and rejects none of it."""
+        """A receiver may not answer; it says done for what it takes alone, and rejects none of it."""
         state = self.wanted
         key = (state.replay, state.position, state.ends[0])
         assert self.sent.setdefault(key, state.shape) == state.shape, "the same token with other bytes"
@@ -91,7 +117,7 @@ class DeliveryWorld(RuleBasedStateMachine):
     def the_worker_dies(self) -> None:
         """The next one continues by the log."""
         self.wanted = progress.taken_over(self.log[-1])
-        self.committed = self.log[-1]
+        self.committed, self.writing = self.log[-1], None
 
     # ---- operators --------------------------------------------------------------------------------------------------
 
@@ -113,7 +139,7 @@ class DeliveryWorld(RuleBasedStateMachine):
         self.starts[self.replay], self.taken[self.replay] = position, {}
         self.wanted = progress.replayed(self.wanted, self.replay, b"t" * 16, position)
         self.log.append(self.wanted)
-        self.committed = self.wanted
+        self.committed, self.writing = self.wanted, None
 
     # ---- what holds -------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The rows of a Delta table by the text of the protocol alone: neither our code nor delta-rs reads here.
 
-Files of S3 come by pyarrow's client, a folder of HDFS by Hadoop's own shell, and those of other stores by delta-rs.
+Files of S3 and of Google Cloud Storage come by pyarrow's clients, a folder of HDFS by Hadoop's own shell, and those of
+other stores by delta-rs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
-from logferry.loaders.location import Location
+from logferry.loaders.location import GsAccess, Location, S3Access
 from logferry.loaders.storage.files import file_system
 from logferry.ops.runtime.jars import hdfs_jars
 from logferry.ops.runtime.java import find_java
@@ -35,12 +36,16 @@ def _folder(place: Location) -> Iterator[pa_fs.FileSystem]:
     """The files below the table's folder."""
     if place.is_local:
         yield pa_fs.SubTreeFileSystem(place.uri, pa_fs.LocalFileSystem())
-    elif place.scheme == "s3":
+    elif isinstance(place.access, S3Access):
         access = place.access.values()
         scheme, _, host = access["endpoint"].partition("://")
         keys = {name: access[name] for name in ("access_key", "secret_key")}
         store = pa_fs.S3FileSystem(endpoint_override=host, scheme=scheme, region="us-east-1", **keys)
         yield pa_fs.SubTreeFileSystem(place.uri.removeprefix("s3://"), store)
+    elif isinstance(place.access, GsAccess):
+        host = (place.access.url() or "").removeprefix("http://")
+        gcs = pa_fs.GcsFileSystem(anonymous=True, endpoint_override=host, scheme="http")
+        yield pa_fs.SubTreeFileSystem(place.uri.removeprefix("gs://"), gcs)
     elif place.scheme == "hdfs":
         with TemporaryDirectory() as copy:
             # The jar of HDFS's servers insists on the file.

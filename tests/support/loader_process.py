@@ -83,7 +83,8 @@ class LoaderProcess:
 
 
 def loader_env() -> dict[str, str]:
-    jars = os.pathsep.join(map(str, spark_jars(s3="AWS_ENDPOINT_URL" in os.environ)))
+    stores = {"s3": "AWS_ENDPOINT_URL" in os.environ, "gs": "STORAGE_EMULATOR_HOST" in os.environ}
+    jars = os.pathsep.join(map(str, spark_jars(**stores)))
     return {**os.environ, **java_env(), "LOGFERRY_SPARK_JARS": jars}
 
 

@@ -1,5 +1,6 @@
-"""A relay before an S3 server that refuses, loses answers and cuts uploads, as a test says. It runs in the
-process that uses the store: code that holds the interpreter while it waits for the store would never end.
+"""A relay before a server of objects that refuses, loses answers and cuts uploads, as a test says. It runs in the
+process that uses the store: code that holds the interpreter while it waits for the store would never end. For that,
+`relay_process` is a process of its own, with one fault.
 
 with FaultyStore(endpoint) as store:
     store.fail(LOST_ANSWER, "PUT", r"_delta_log/.*json", times=1)
@@ -10,8 +11,11 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import subprocess
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -161,3 +165,30 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+
+@contextmanager
+def relay_process(endpoint: str, kind: str, method: str, path: str) -> Iterator[str]:
+    """Its URL. The first request like this must have met the fault when the block ends."""
+    command = [sys.executable, "-m", __name__, endpoint, kind, method, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            struck, _ = process.communicate()
+    assert struck.split("\n")[:-1] == [kind], struck
+
+
+def main() -> None:
+    """The relay's process, until its input ends."""
+    endpoint, *fault = sys.argv[1:]
+    with FaultyStore(endpoint) as store:
+        store.fail(fault[0], fault[1], fault[2])
+        print(store.url, flush=True)
+        sys.stdin.read()
+        print(*store.struck(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -133,6 +133,26 @@ def load_two_workers() -> Figure:
     return compared("rows/s of two workers / of one", "rows_s", rounds)
 
 
+def load_large_batch() -> Figure:
+    """Access logs in one batch of 10 GB, and in one of 1 GB: the peak memory, executors and driver in one JVM."""
+    sides: list[Side] = []
+    for size in (10 * _BYTES, _BYTES):
+        with _filled("dc1.lines", _CHUNK, size // _CHUNK) as (folder, bootstrap):
+            config = folder / "load.toml"
+            config.write_text(
+                f'[kafka]\nbootstrap_servers = "{bootstrap}"\n[[tables]]\npath = "{_table(folder)}"\n'
+                f'topics = ["dc1.lines"]\nparser = {{ format = "access" }}\nmax_records = 10_000_000\n'
+                f"batch_bytes = {1 << 40}\n"
+            )
+            result = _run("logferry.loaders", "--config", str(config), "--json")
+        (batch,) = result["tables"][0]["batches"]
+        memory = {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
+        sides.append({"seconds": batch["seconds"], **memory, "memory_mb": sum(memory.values())})
+    large, small = sides
+    ratio = round(large["memory_mb"] / small["memory_mb"], 3)
+    return Figure("memory of a batch of 10 GB / of 1 GB", large, small, 1, ratio=ratio)
+
+
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     before = dict(os.environ)

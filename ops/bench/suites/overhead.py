@@ -48,11 +48,11 @@ _BATCHES: Final = 12
 _FILES: Final = 100_000
 _SOURCES: Final = 300_000
 _PARTITIONS: Final = 10_000
-_MANY: Final = 10_000
+_MANY: Final = 1_000
 
 
 def batch_overhead() -> Figure:
-    """Median seconds of a batch of one record: new, 100,000 files, 300,000 sources, 10,000 partitions, 10,000 batches.
+    """Median seconds of a batch of one record: new, 100,000 files, 300,000 sources, 10,000 partitions, 1,000 batches.
 
     ``ratio``: the slowest of them divided by that of a new table.
     """

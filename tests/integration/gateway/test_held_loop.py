@@ -11,11 +11,9 @@ import asyncio
 import gzip
 import json
 import random
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -28,11 +26,8 @@ from hypothesis import strategies as st
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, pack_chunk
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
-from tests.support import measured_worker
-from tests.support.gateway import Gateway, gateway
+from tests.support.held_loop import Measured, least_held, measured_gateway
 
-# About 20 ms, where ten are the aim: a callback has a margin of two before it fails a test.
-LIMIT_UNITS: Final = 25.0
 MIB: Final = 1 << 20
 TOPIC: Final = "held"
 WIDE: Final = "held-wide"
@@ -233,59 +228,30 @@ CASES: Final = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The gateway, and its reports so far."""
+async def held(measured: Measured, sent: Sent) -> list[dict[str, Any]]:
+    """Sends the request; the reports of callbacks until it is answered and the loop is free again."""
 
-    gateway: Gateway
-    log: Path
-
-    def reports(self) -> list[dict[str, Any]]:
-        lines = self.log.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.startswith('{"held_ms"')]
-
-    async def held(self, sent: Sent) -> list[dict[str, Any]]:
-        """Sends the request; the reports of callbacks until it is answered and the loop is free again."""
-        before = len(self.reports())
+    async def send() -> None:
         options: dict[str, Any] = {"data": sent.body(), "headers": sent.headers, "expect": None}
-        answer = await self.gateway.ask(sent.method, sent.path, **options)
+        answer = await measured.gateway.ask(sent.method, sent.path, **options)
         assert answer.status != 500, f"{sent.name}: {answer.body[:300]!r}"
-        await self.gateway.ask("GET", "/healthz")
-        return self.reports()[before:]
+
+    return await measured.during(send)
 
 
 @pytest.fixture(scope="module")
 def measured(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    folder = tmp_path_factory.mktemp("held")
-
-    def command(file: Path, number: int) -> list[str]:
-        return [sys.executable, measured_worker.__file__, "--config", str(file), "--worker", str(number)]
-
     rules = [{"name": "*", "topic": TOPIC}]
     on: dict[str, Any] = {"lines": True, "elasticsearch": rules, "splunk": rules, "otlp": rules}
-    with gateway(kafka, folder, "held", workers=1, command=command, receivers=on) as running:
-        asyncio.run(running.make_topic(TOPIC))
-        asyncio.run(running.make_topic(WIDE, 200))
-        yield Measured(running, folder / "held-0.log")
-
-
-async def least_held(ask: Callable[[], Awaitable[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """In one of six attempts: another program on the machine takes time of ours, too, but not each time."""
-    for attempt in range(6):
-        found = too_long(await ask())
-        if not found:
-            break
-        print(f"attempt {attempt}: {found}")
-    return found
-
-
-def too_long(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [report for report in reports if report["held_ms"] > LIMIT_UNITS * report["unit_ms"]]
+    with measured_gateway(kafka, tmp_path_factory.mktemp("held"), receivers=on) as running:
+        asyncio.run(running.gateway.make_topic(TOPIC))
+        asyncio.run(running.gateway.make_topic(WIDE, 200))
+        yield running
 
 
 @pytest.mark.parametrize("sent", CASES, ids=lambda sent: sent.name.replace(" ", "-"))
 async def test_the_worst_of_each_format_does_not_hold_the_loop(measured: Measured, sent: Sent) -> None:
-    assert await least_held(lambda: measured.held(sent)) == []
+    assert await least_held(lambda: held(measured, sent)) == []
 
 
 @pytest.mark.parametrize("accept", [MSGPACK, NDJSON])
@@ -294,17 +260,15 @@ async def test_a_read_session_over_small_chunks_does_not_hold_the_loop(measured:
     await measured.gateway.ask("POST", source(f"read-{len(accept)}", "/chunks"), data=body, headers=kind)
     url = f"{measured.gateway.urls[0]}/v1/consumers/held-{len(accept)}/stream?topic=dc1.{TOPIC}"
 
-    async def read() -> list[dict[str, Any]]:
-        before = len(measured.reports())
+    async def read() -> None:
         async with aiohttp.ClientSession() as session, session.get(url, headers={"Accept": accept}) as answer:
             assert answer.status == 200
             seen = b""
             async with asyncio.timeout(120):
                 while b"caught_up" not in seen:
                     seen = seen[-100:] + await answer.content.readany()
-        return measured.reports()[before:]
 
-    assert await least_held(read) == []
+    assert await least_held(lambda: measured.during(read)) == []
 
 
 # ---- whatever else: pieces of all formats, put together at random ---------------------------------------------
@@ -345,4 +309,4 @@ async def test_no_request_holds_the_loop(
     headers = {"Content-Type": kind, "Content-Encoding": encoding}
     packed_body = encodings[encoding](body) if is_packed else body
     sent = Sent("any", f"{path[1]}?{query}" if query else path[1], lambda: packed_body, path[0], headers)
-    assert await least_held(lambda: measured.held(sent)) == []
+    assert await least_held(lambda: held(measured, sent)) == []

@@ -7,7 +7,6 @@ import base64
 import gzip
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,19 +19,19 @@ import pytest
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, chunk_of_record, pack_chunk
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, free_ports
+from logferry.ops.stack.processes import free_ports
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
+from tests.support.agents import agent, block, needs
 from tests.support.checker import committed_records
 from tests.support.gateway import Answer, Gateway, gateway
 
 TOKENS: Final = {name: new_token() for name in ("agent", "other")}
 TOKEN: Final = TOKENS["agent"][0]
 BEARER: Final = {"Authorization": f"Bearer {TOKEN}"}
-GUIDE: Final = Path(__file__).parents[3] / "ops/docs/guides/agents.md"
 SETTINGS: Final[dict[str, Any]] = {
     "tokens": [
         {"name": "agent", "sha256": TOKENS["agent"][1], "write": ["in-*"], "admin": ["in-*"]},
@@ -303,14 +302,12 @@ async def test_syslog_over_tcp_and_udp(receivers: Gateway) -> None:
 # ---- agents as they are -----------------------------------------------------------------------------------------
 
 
-def program(name: str, at: Gateway, log: Path) -> str:
-    """A block of the guide, with this gateway's address, token and topic."""
-    found = re.search(rf"^```\w+\n# {re.escape(name)}\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert found is not None, name
+def program(name: str, at: Gateway, log: Path, **more: str) -> str:
+    """A block of the guide, with this gateway's address, token and topic. ``more``: further replacements."""
     port = at.urls[0].rpartition(":")[2]
-    text = found[1].replace("http://127.0.0.1:8080", at.urls[0]).replace('"8080"', f'"{port}"')
-    text = text.replace("TOKEN", TOKEN).replace("/var/log/app.log", str(log))
-    return text.replace("/topics/app/", "/topics/in-agents/")
+    known = {"http://127.0.0.1:8080": at.urls[0], '"8080"': f'"{port}"', "TOKEN": TOKEN, "/var/log/app.log": str(log),
+             "/topics/app/": "/topics/in-agents/", "5514": str(SYSLOG_PORT)}  # fmt: skip
+    return block(name, known | more, must=more)
 
 
 async def lines_of(at: Gateway, topic: str, source: str) -> list[bytes]:
@@ -349,47 +346,35 @@ async def test_an_agent_as_the_guide_has_it(receivers: Gateway, tmp_path: Path, 
         assert [json.loads(line)["attributes"]["order"] for line in found] == [*range(1000), *range(1000)]
 
 
-async def run_rsyslog(folder: Path, configuration: str) -> Child:
-    """It runs in the foreground, in the folder."""
-    file = folder / "rsyslog.conf"
-    file.write_text(f'global(workDirectory="{folder}")\n{configuration}', encoding="utf-8")
-    command = ["rsyslogd", "-n", "-f", str(file), "-i", str(folder / "pid")]
-    child = Child("rsyslog", command, folder / "rsyslog.log")
-    await asyncio.to_thread(child.start)
-    return child
-
-
-@pytest.mark.skipif(shutil.which("rsyslogd") is None, reason="Debian's package rsyslog is not installed")
-async def test_rsyslog_over_tcp_as_the_guide_has_it(receivers: Gateway, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "program_name", "topic", "source"),
+    [
+        pytest.param("rsyslog.conf", "rsyslogd", "in-agents", "elasticsearch/agent/127.0.0.1",
+                     marks=needs("rsyslogd", "omelasticsearch")),
+        pytest.param("rsyslog-tcp.conf", "rsyslogd", "in-syslog", "syslog/agent/HOST", marks=needs("rsyslogd")),
+        pytest.param("syslog-ng.conf", "syslog-ng", "in-agents", "lines/agent/web1", marks=needs("syslog-ng")),
+        pytest.param("syslog-ng-tcp.conf", "syslog-ng", "in-syslog", "syslog/agent/HOST", marks=needs("syslog-ng")),
+        pytest.param("collector.yaml", "otelcol", "in-agents", "otlp/agent/web1", marks=needs("otelcol")),
+    ],
+)  # fmt: skip
+async def test_a_running_agent_as_the_guide_has_it(
+    receivers: Gateway, tmp_path: Path, name: str, program_name: str, topic: str, source: str
+) -> None:
+    """It follows a file. Its lines arrive in order, beside those of other agents."""
     log = tmp_path / "app.log"
-    log.write_bytes(b"".join(b"line %d\n" % number for number in range(2000)))
-    text = program("rsyslog-tcp.conf", receivers, log).replace('"5514"', f'"{SYSLOG_PORT}"')
-    child = await run_rsyslog(tmp_path, text)
-    try:
-        source = f"syslog/agent/{socket.gethostname()}"
-        found = await wait_lines(receivers, "in-syslog", source, 2000)
-    finally:
-        await asyncio.to_thread(child.stop, 20)
-    assert [line.rpartition(b" line ")[2] for line in found] == [b"%d" % number for number in range(2000)]
-
-
-@pytest.mark.skipif(
-    shutil.which("rsyslogd") is None or not [*Path("/usr/lib").glob("*/rsyslog/omelasticsearch.so")],
-    reason="Debian's packages rsyslog and rsyslog-elasticsearch are not installed",
-)
-async def test_rsyslog_as_the_guide_has_it(receivers: Gateway, tmp_path: Path) -> None:
-    log = tmp_path / "app.log"
-    log.write_bytes(b"".join(b"line %d\n" % number for number in range(2000)))
-    child = await run_rsyslog(tmp_path, program("rsyslog.conf", receivers, log))
+    log.write_bytes(b"".join(b"%b line %d\n" % (name.encode(), number) for number in range(2000)))
+    folders = {"collector.yaml": "/var/lib/otelcol", "syslog-ng.conf": "/var/lib/syslog-ng"}
+    more = {folders[name]: str(tmp_path)} if name in folders else {}
+    child = await asyncio.to_thread(agent, program_name, tmp_path, program(name, receivers, log, **more))
+    pattern = re.compile(rb"\b" + re.escape(name.encode()) + rb" line (\d+)")
+    found: list[int] = []
     try:
         async with asyncio.timeout(120):
-            while True:
-                lines = await lines_of(receivers, "in-agents", "elasticsearch/agent/127.0.0.1")
-                found = [line for line in lines if b"message" in line]
-                if len(found) >= 2000:
-                    break
+            while len(found) < 2000:
                 assert child.running, child.log_tail()
-                await asyncio.sleep(0.2)
+                lines = await lines_of(receivers, topic, source.replace("HOST", socket.gethostname()))
+                found = [int(number) for number in pattern.findall(b"\n".join(lines))]
+                await asyncio.sleep(0.1)
     finally:
         await asyncio.to_thread(child.stop, 20)
-    assert [json.loads(line)["message"] for line in found] == [f"line {number}" for number in range(2000)]
+    assert found == list(range(2000))

@@ -7,12 +7,16 @@ from __future__ import annotations
 import base64
 import hmac
 import http.client
+import os
 import shutil
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +24,7 @@ import boto3  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
 from logferry.loaders.batches.drop_rows import drop_rows
+from logferry.loaders.batches.merge_files import spark_merge
 from logferry.loaders.batches.rewrite_rows import Rewriter
 from logferry.loaders.config import TableJob
 from logferry.loaders.errors import LoadError, StorageUnavailable
@@ -35,6 +40,7 @@ from logferry.loaders.storage.claims import claim
 from logferry.loaders.storage.commit import DataFiles, commit_files, commit_rows
 from logferry.loaders.storage.files import delete_folder, list_files, read_text, write_text
 from logferry.loaders.storage.ledger import Ledger, existing_table, last_batch, new_entry, read_ledger
+from logferry.loaders.storage.merge import Merge
 from logferry.loaders.storage.retention import compact
 from logferry.loaders.storage.rewrite import Rule
 from logferry.loaders.storage.side_tables import (
@@ -48,13 +54,15 @@ from logferry.loaders.storage.side_tables import (
     read_sources,
 )
 from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.gcs_server import GcsServer
 from logferry.ops.stack.processes import Child, free_ports
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 from pyspark.sql import SparkSession
 
 from tests.support.delta_log import rows_by_log
 from tests.support.loader_process import wait_for
-from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore
+from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore, relay_process
+from tests.support.stores import needs_gcs
 
 pytestmark = pytest.mark.timeout(900)
 NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
@@ -316,31 +324,96 @@ def cases() -> list[object]:
 def test_a_fault_at_each_request_of_a_step(
     name: str, kind: str, stride: int, server: S3Server, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    step = STEPS[name]
     with FaultyStore(server.endpoint) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        tables = Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t"))
-        tables.create()
-        tables.load()
-        errors: list[str] = []
-        for number in count(0, stride):
-            step.before(tables)
-            before = len(store.requests)
-            store.strike(kind, number, FAULTS[kind])
-            try:
-                step.do(tables)
-            except LoadError as error:
-                errors.append(str(error))
-            is_struck = any(fault for *_, fault in store.requests[before:])
-            store.heal()
-            if name != "claim":
-                step.do(tables)
-            step.check(tables)
-            if not is_struck:
-                break
-        assert number > stride
-        assert all(str(tables.at.parent) in error for error in errors), errors
-        assert errors or kind != DENIED
+        strike(STEPS[name], Tables(Location.of(f"s3://{BUCKET}/{topic_name}/t")), store, [kind], stride)
+
+
+def strike(step: Step, tables: Tables, store: FaultyStore, kinds: Sequence[str], stride: int) -> None:
+    """With each kind of fault in turn, at each request of such a number."""
+    tables.create()
+    tables.load()
+    errors: list[str] = []
+    for number, kind in zip(count(0, stride), cycle(kinds), strict=False):
+        step.before(tables)
+        before = len(store.requests)
+        store.strike(kind, number, FAULTS[kind])
+        try:
+            step.do(tables)
+        except LoadError as error:
+            errors.append(str(error))
+        is_struck = any(fault for *_, fault in store.requests[before:])
+        store.heal()
+        if step.do is not own:
+            step.do(tables)
+        step.check(tables)
+        if not is_struck:
+            break
+    assert number > stride
+    assert all(str(tables.at.parent) in error for error in errors), errors
+    assert errors or DENIED not in kinds
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["replace", "drop", "compact"])
+def test_a_fault_at_each_request_of_a_step_by_executors(
+    name: str, warehouse: Location, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    """Files are rewritten whose bounds do not suffice; one request in 29 is struck."""
+    if request.config.getoption("--store") != "s3":
+        pytest.skip("a session with the jars for S3: --store s3")
+    spark: SparkSession = request.getfixturevalue("spark")
+    bucket = f"struck-{uuid.uuid4().hex[:12]}"
+    client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], region_name="us-east-1")
+    client.create_bucket(Bucket=bucket)
+    with FaultyStore(os.environ["AWS_ENDPOINT_URL"]) as faulty:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
+        conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
+        conf.set(f"fs.s3a.bucket.{bucket}.endpoint", faulty.url)
+        conf.set(f"fs.s3a.bucket.{bucket}.attempts.maximum", "2")
+        strike(
+            by_executors(spark)[name], Tables(Location.of(f"s3://{bucket}/{warehouse.name}/t")), faulty, list(FAULTS), 7
+        )
+        assert any("/_temporary/" in path or "batch-" in path for _, path, _ in faulty.requests)
+
+
+def by_executors(spark: SparkSession) -> dict[str, Step]:
+    """Steps of which the half of a file's rows are selected."""
+
+    def replace_half(tables: Tables) -> None:
+        first = 100 * (tables.batch - 1)
+        meant = f"offset >= {first + 5} AND offset < {first + 10}"
+        rule = Rule(meant, meant, others=f"offset < {first + 5}")
+        changes = Rewriter(lambda: spark, tables.at, tables.batch, rule).actions
+        assert commit_files(DataFiles(tables.at), tables.at, tables.batch, "run", changes=changes)
+
+    def half_is_old(tables: Tables) -> None:
+        tables.batch += 1
+        Ledger(tables.paths.ledger).put(tables.entry())
+        both = pa.concat_tables([tables.some_rows(tables.batch, old=True)[:5], tables.some_rows(tables.batch)[5:]])
+        commit_rows(both, tables.at, tables.batch, "run")
+        tables.rows += 10
+        add_sources(tables.paths.sources, tables.batch, "run", {})
+        put_segments(tables.paths.segments, tables.batch, "run", [])
+        next_batch(tables)
+        Ledger(tables.paths.ledger).put(tables.entry(kind=DROP, cutoff=NOW - timedelta(days=7)))
+
+    def drop_half(tables: Tables) -> None:
+        drop_rows(lambda: spark, tables.paths, read_ledger(tables.at)[-1], "run")
+
+    def five_less(tables: Tables) -> None:
+        tables.rows -= 5
+        tables.check()
+
+    def merge_files(tables: Tables) -> None:
+        list(compact(tables.at, timedelta(hours=1), merge=spark_merge(lambda: spark, Merge().target_mb)))
+
+    return {
+        "replace": Step(rows_to_replace, replace_half, five_less),
+        "drop": Step(half_is_old, drop_half, five_less),
+        "compact": Step(two_batches, merge_files, Tables.check),
+    }
 
 
 POLICY: Final = Path(__file__).parents[3] / "ops" / "deploy"
@@ -412,15 +485,63 @@ def test_every_step_on_azure_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
             wait_for(lambda: asked(connection, account) in (201, 409), "a container")
-        tables = Tables(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
-        tables.create()
-        for name, step in STEPS.items():
-            if name != "create":
-                step.before(tables)
-                step.do(tables)
-                step.check(tables)
+        every_step(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
     finally:
         child.stop(5)
+
+
+@needs_gcs
+def test_every_step_on_google_cloud_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And of two writers of one object that must not be there, one is refused."""
+    with GcsServer(tmp_path) as running:
+        for variable, value in running.environment.items():
+            monkeypatch.setenv(variable, value)
+        every_step(Location.of(f"gs://{BUCKET}/a/t"))
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(20):
+                at = f"/{BUCKET}/new-{number}"
+                assert sorted(pool.map(created_at, [f"{running.endpoint}{at}"] * 8)) == [200, *[412] * 7]
+
+
+@needs_gcs
+@pytest.mark.parametrize("kind", [BUSY, FAILS, LOST_ANSWER, CUT])
+def test_a_commit_on_google_cloud_storage_is_judged_by_what_is_stored(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with GcsServer(tmp_path) as running:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.endpoint)
+        tables = Tables(Location.of(f"gs://{BUCKET}/a/t"))
+        tables.create()
+        tables.load()
+        planned(tables)
+        with relay_process(running.endpoint, kind, "PUT", r"/t/_delta_log/[0-9]+\.json") as url:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+            with suppress(LoadError):
+                write_rows(tables)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.endpoint)
+        write_rows(tables)
+        ten_more(tables)
+
+
+def created_at(url: str) -> int:
+    """The status of a PUT of an object that must be new."""
+    request = urllib.request.Request(url, b"x", {"x-goog-if-generation-match": "0"}, method="PUT")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def every_step(at: Location) -> None:
+    """What Python does with a table, without faults."""
+    tables = Tables(at)
+    tables.create()
+    for name, step in STEPS.items():
+        if name != "create":
+            step.before(tables)
+            step.do(tables)
+            step.check(tables)
 
 
 def asked(connection: http.client.HTTPConnection, account: dict[str, str]) -> int | None:

@@ -58,7 +58,20 @@ LINES = [
     nested(RESCUED_DEPTH),
 ]
 # Columns of their own would take them, but they are no JSON.
-LENIENT = ["{'id': 1, 'x': 2}", '{"id": 1, "x": NaN}', '{"id": 1, "x": [-Infinity]}', '{"id": 1, "x": {"y": \'z\'}}']
+TWICE = [
+    '{"id": 1} {"x": 2}',
+    '{"id": 1, "x": 2}{"x": 3}',
+    '{"id": 1} "x": 2}',
+    '{"id": 1}, "x": 2}',
+    '{"id": 1, "x": 2}}',
+]
+LENIENT = [
+    *TWICE,
+    "{'id': 1, 'x': 2}",
+    '{"id": 1, "x": NaN}',
+    '{"id": 1, "x": [-Infinity]}',
+    '{"id": 1, "x": {"y": \'z\'}}',
+]
 
 
 def test_keys_without_a_column_are_kept_as_they_are(read: Read):

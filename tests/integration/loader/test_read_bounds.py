@@ -37,6 +37,7 @@ pytestmark = [
 
 DAY_MS: Final = 86_400_000
 # (first seqno, days since it was recorded) of the file that holds no copy, each beyond one of the bounds alone.
+LEAN: Final = "recorded earlier"
 BEYOND: Final = {
     "a later seqno": (1000, 0),
     "an earlier seqno": (0, 0),
@@ -85,7 +86,9 @@ def behind(topic: Topic, table: Location, loader: Callable[..., Loader]) -> Behi
     return Behind(topic, table, loader())
 
 
-@pytest.mark.parametrize("beyond", BEYOND)
+@pytest.mark.parametrize(
+    "beyond", [LEAN, *(pytest.param(one, marks=pytest.mark.long) for one in BEYOND if one != LEAN)]
+)
 async def test_the_view_passes_over_files_that_hold_no_copy(beyond: str, behind: Behind, spark: SparkSession):
     await behind.write(beyond)
     behind.damage()

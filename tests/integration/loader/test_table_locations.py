@@ -19,9 +19,10 @@ from types import MappingProxyType
 
 import pytest
 from logferry.loaders.errors import StorageUnavailable
-from logferry.loaders.location import Location, S3Access
+from logferry.loaders.location import GsAccess, Location, S3Access
 from logferry.loaders.storage.files import list_files, open_table, read_text
 from logferry.loaders.storage.ledger import existing_table, last_batch
+from logferry.ops.stack.gcs_server import GcsServer
 from logferry.ops.stack.hdfs_cluster import HdfsCluster
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import free_ports
@@ -30,23 +31,27 @@ from logferry.ops.stack.s3_server import BUCKET, S3Proxy
 from tests.support.audit import World
 from tests.support.loader import WAIT_S, Topic, chunks_of, quarantine, stored
 from tests.support.loader_process import java_env, wait_for
+from tests.support.stores import needs_gcs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 KEYS = ("AKIA-of-this-test", "sEcReT/of+this=test")
 OTHER_KEYS = ("AKIA-of-the-next-day", "aNoThEr/sEcReT+key")
-# How a user may write the place; the S3 server's bucket, HDFS's root and the test's folder come before it.
-PLACES = ("s3a://", "s3://", "hdfs://", "/", "file://")
+# How a user may write the place; the bucket, HDFS's root and the test's folder come before it.
+PLACES = ("s3a://", "s3://", pytest.param("gs://", marks=needs_gcs), "hdfs://", "/", "file://")
 HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
 
 
 class Warehouse:
     """A store, and the commands of its user. ``said``: what they printed."""
 
-    def __init__(self, root: str, server: S3Proxy | None, folder: Path, bootstrap: str) -> None:
-        self.server, self.folder, self.bootstrap, self.said = server, folder, bootstrap, list[str]()
+    def __init__(
+        self, root: str, server: S3Proxy | None, folder: Path, bootstrap: str, gcs: GcsServer | None = None
+    ) -> None:
+        """``server``: of S3, with keys. ``gcs``: without any."""
+        self.gcs, self.server, self.folder, self.bootstrap, self.said = gcs, server, folder, bootstrap, list[str]()
         self.typed = f"{root}/warehouse/logs"
         access = S3Access(server.endpoint, None, folder / "access", folder / "secret") if server else S3Access()
-        self.table = Location.of(self.typed, access)
+        self.table = Location.of(self.typed, access, GsAccess(gcs.endpoint if gcs else None))
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | java_env()
         self.ui_port = free_ports(1)[0]
         self.started: list[subprocess.Popen[str]] = []
@@ -57,7 +62,10 @@ class Warehouse:
             (self.folder / name).write_text(f"{key}\n")
 
     @property
-    def s3(self) -> str:
+    def access(self) -> str:
+        """Of the store, in a configuration."""
+        if self.gcs is not None:
+            return f'[gs]\nendpoint = "{self.gcs.endpoint}"\n'
         if self.server is None:
             return ""
         return f'[s3]\nendpoint = "{self.server.endpoint}"\naccess_key_file = "access"\nsecret_key_file = "secret"\n'
@@ -66,7 +74,7 @@ class Warehouse:
         """Writes ``load.toml`` and returns its name."""
         (self.folder / "events").mkdir(exist_ok=True)
         (self.folder / "load.toml").write_text(
-            f'kafka.bootstrap_servers = "{self.bootstrap}"\nfollow_s = 0.2\n{self.s3}'
+            f'kafka.bootstrap_servers = "{self.bootstrap}"\nfollow_s = 0.2\n{self.access}'
             f'[spark]\nmaster = "local[2]"\ndriver_memory = "512m"\nscratch = "{self.folder / "runs"}"\n'
             f'[spark.conf]\n"spark.eventLog.enabled" = "true"\n"spark.eventLog.dir" = "{self.folder / "events"}"\n'
             f'"spark.ui.enabled" = "true"\n"spark.ui.port" = "{self.ui_port}"\n'
@@ -105,20 +113,23 @@ class Warehouse:
     def key_variables(self) -> dict[str, str]:
         """For commands without a configuration."""
         if self.server is None:
-            return {}
+            return {} if self.gcs is None else self.gcs.environment
         return {**self.server.environment, "AWS_ACCESS_KEY_ID": KEYS[0], "AWS_SECRET_ACCESS_KEY": KEYS[1]}
 
 
 @contextmanager
 def warehouse_at(place: str, folder: Path, bootstrap: str) -> Iterator[Warehouse]:
     with ExitStack() as stack:
-        root, server = f"{place if place == 'file://' else ''}{folder}", None
+        root, server, gcs = f"{place if place == 'file://' else ''}{folder}", None, None
         if place.startswith("s3"):
             server = stack.enter_context(S3Proxy(folder / "s3", keys=KEYS))
             root = f"{place}{BUCKET}"
+        elif place == "gs://":
+            gcs = stack.enter_context(GcsServer(folder / "gcs"))
+            root = f"{place}{BUCKET}"
         elif place == "hdfs://":
             root = stack.enter_context(HdfsCluster(folder / "hdfs")).uri
-        user = Warehouse(root, server, folder, bootstrap)
+        user = Warehouse(root, server, folder, bootstrap, gcs)
         stack.callback(user.end)
         yield user
 
@@ -227,7 +238,7 @@ async def test_every_command_in_every_place(place: str, topic: Topic, tmp_path: 
         assert view(user, topic.name) == 6
         name = topic.name.partition(".")[2]
         audit = f'dc = "dc1"\nprefix = "{name}"\nkafka.bootstrap_servers = "{topic.bootstrap}"\n'
-        audit += f'topics = ["{name}"]\ntables = ["{user.typed}"]\n{user.s3}'
+        audit += f'topics = ["{name}"]\ntables = ["{user.typed}"]\n{user.access}'
         (tmp_path / "audit.toml").write_text(audit)
         report = user.start("audit", "--config", "audit.toml")
         out, err = report.communicate()
@@ -263,14 +274,15 @@ _VIEW = """
 import sys
 from pathlib import Path
 from logferry.loaders.config import SparkSettings
-from logferry.loaders.location import S3Access
+from logferry.loaders.location import Location
 from logferry.loaders.query import realtime
 from logferry.loaders.spark.session import spark_session
+from logferry.loaders.spark.stores import settings_for
 from logferry.ops.runtime.jars import spark_jars
 table, topic, scratch = sys.argv[1:]
-s3 = table.startswith("s3")
-stores = S3Access().hadoop_options() if s3 else {}
-with spark_session(SparkSettings(master="local[2]"), spark_jars(s3=s3), Path(scratch), stores) as spark:
+stores = settings_for([Location.of(table)])
+jars = spark_jars(s3=table.startswith("s3"), gs=table.startswith("gs"))
+with spark_session(SparkSettings(master="local[2]"), jars, Path(scratch), stores) as spark:
     print("rows:", realtime(spark, table, topics=[topic]).count())
 """
 
@@ -303,6 +315,8 @@ def check_refusals(user: Warehouse, topic: str) -> None:
     for command in refused:
         run(*command, status=2)
         assert "no user and no password" in user.said[-1], user.said[-1]
+    if user.gcs is not None:
+        run("load", *topics, "--table", "gs://nowhere/t", status=3, more=user.key_variables)
     if user.server is None:
         return
     elsewhere = ("load", *topics, "--table", "s3://nowhere/t")

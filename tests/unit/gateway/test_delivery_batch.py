@@ -72,6 +72,7 @@ def test_bytes_of_each_format_are_those_that_were_written_down() -> None:
     assert shape(format="text").body(rows) == b"hello\n\xff"
     packed = shape(format="msgpack").body(rows)
     assert _unpacked(packed) == [list(one) for one in rows]
+    assert packed.startswith(b"\x9b\xa3dc1\xa9dc1.nginx\x03\x07\xa6web1/a\x46\xc0\xcf\x00\x00\x01\x8b\xcf\xe5\x68\x7b")
     events = json.loads(shape(format="cloudevents").body(rows))
     assert events[0] == {
         "specversion": "1.0",
@@ -94,6 +95,13 @@ def _unpacked(body: bytes) -> list[list[object]]:
     unpacker = msgpack.Unpacker()
     unpacker.feed(body)
     return list(unpacker)
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 1023, 1024, 65_535, 65_536, 200_000])
+def test_large_rows_are_packed_as_the_library_packs_them(size: int) -> None:
+    """Older workers packed all of them so; the same token must have the same bytes."""
+    rows = [row(7, data=b"x" * size, level="info"), row(8), row(9, data=b"y" * size)]
+    assert shape(format="msgpack").body(rows) == b"".join(msgpack.packb(one) for one in rows)
 
 
 def test_headers_name_the_batch_and_are_signed_with_each_key() -> None:
@@ -250,6 +258,39 @@ STATE = DeliveryState("id", b"t" * 16, 5, 10, (20, 30), "A")
 )
 def test_a_batch_is_sent_only_when_its_plan_is_in_the_log(committed: DeliveryState, is_sendable: bool) -> None:
     assert progress.is_sendable(STATE, committed) is is_sendable
+
+
+AHEAD = DeliveryState("id", b"t" * 16, 5, 0, tuple(range(10, 90, 10)), "A")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "committed", "may_wait"),
+    [
+        (AHEAD, AHEAD, True),
+        (progress.delivered(AHEAD), AHEAD, True),  # only the position is new
+        (progress.planned(AHEAD, 90, "A"), AHEAD, True),  # and a plan, while 8 batches can be sent
+        (progress.planned(STATE, 40, "A"), STATE, True),  # 2 of 3
+        (progress.planned(STATE, 40, "A"), STATE._replace(ends=(20,)), False),  # 1 of 3
+        (STATE, STATE._replace(ends=(20,)), False),  # 1 of 2: the next one is to be ready
+        (STATE, STATE._replace(ends=()), False),
+        (progress.halved(AHEAD, 5), AHEAD, False),  # the first one cannot be sent
+        (progress.stopped(AHEAD, "rejected", "422", 1), AHEAD, False),
+        (progress.taken_over(AHEAD), AHEAD, False),
+        (progress.replayed(AHEAD, 1, b"t" * 16, 3), AHEAD, False),
+        (progress.resumed(AHEAD, 1), AHEAD, False),
+        (progress.failed(AHEAD, "500", 1), AHEAD, True),
+    ],
+)
+def test_a_commit_waits_for_others_while_enough_can_be_sent(
+    wanted: DeliveryState, committed: DeliveryState, may_wait: bool
+) -> None:
+    assert progress.may_wait(wanted, committed) is may_wait
+
+
+def test_new_plans_are_seen_though_as_many_batches_are_done() -> None:
+    """Their topic's id is asked for before they are committed."""
+    assert not progress.new_plans(progress.delivered(AHEAD), AHEAD)
+    assert progress.new_plans(progress.planned(progress.delivered(AHEAD), 90, "A"), AHEAD)
 
 
 def test_another_shape_waits_for_what_was_planned_before() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Final
 
 import pytest
-from logferry.loaders.location import Location, S3Access, without_secrets
+from logferry.loaders.errors import StorageUnavailable
+from logferry.loaders.location import GsAccess, Location, S3Access, without_secrets
+from logferry.loaders.storage.files import open_table
 
 WRONG = {
     "s3://bucket": "a bucket or host",
@@ -25,7 +29,7 @@ WRONG = {
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "STORAGE_"))]:
         monkeypatch.delenv(name)
 
 
@@ -107,6 +111,7 @@ def test_keys_of_files_come_before_those_of_the_environment_and_are_read_at_each
         "aws_conditional_put": "etag",
         "retry_timeout": "60s",
     }
+    assert isinstance(at.access, S3Access)
     hadoop = at.access.hadoop_options()
     assert hadoop["spark.hadoop.fs.s3a.secret.key"] == "secret-one"
     assert hadoop["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
@@ -125,3 +130,50 @@ def test_secrets_are_not_shown(tmp_path: Path):
     assert at.options
     assert "key-that-is-secret" not in f"{at} {at!r} {at.access!r}"
     assert without_secrets("403: key-that-is-secret is unknown") == "403: *** is unknown"
+
+
+GS: Final = "spark.hadoop.fs.gs."
+
+
+def test_google_cloud_storage_gets_credentials_only_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    key = tmp_path / "key.json"
+    at, auth = Location.of("gs://b/t", S3Access("http://h:1"), GsAccess(None, key)), f"{GS}auth.type"
+    assert at.options == {"retry_timeout": "60s", "google_service_account": str(key)}
+    assert isinstance(at.access, GsAccess)
+    assert at.access.hadoop_options() == {
+        f"{GS}impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+        f"{GS}auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
+        f"{GS}auth.service.account.json.keyfile": str(key),
+    }
+    assert Location.of("gs://b/t").options == {"retry_timeout": "60s"}
+    assert GsAccess().hadoop_options()[auth] == "APPLICATION_DEFAULT"
+    private = GsAccess("https://private.example/", key)
+    assert private.delta_options()["google_base_url"] == "https://private.example"
+    assert private.hadoop_options()[f"{GS}storage.root.url"] == "https://private.example"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "h:4443")
+    for access in (GsAccess(None, key), GsAccess("http://h:4443", key)):
+        options = access.delta_options()
+        assert "google_service_account" not in options
+        assert json.loads(options["google_service_account_key"])["disable_oauth"] is True
+        assert access.hadoop_options()[auth] == "UNAUTHENTICATED"
+        assert not any(name.endswith("keyfile") for name in access.hadoop_options())
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "https://user:sEcReT@h")
+    with pytest.raises(ValueError, match="the endpoint of gs:// is no URL") as refused:
+        GsAccess().url()
+    assert "sEcReT" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["sEcReT", '{"private_key": "sEcReT", "client_email": "a@b", "private_key_id": "1"}']
+)
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_broken_key_file_is_named_and_not_repeated(
+    content: str, by_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    key = tmp_path / "key.json"
+    key.write_text(content)
+    if by_variable:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    with pytest.raises(StorageUnavailable, match="gs://b/t cannot be read") as failed:
+        open_table(Location.of("gs://b/t", None if by_variable else GsAccess(None, key)))
+    assert "sEcReT" not in str(failed.value)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from logferry.gateway.contract.names import Malformed
+from logferry.gateway.errors import Problem
 from logferry.gateway.receiver_settings import TopicRule
 from logferry.gateway.receivers.bulk import Bulk, answer_of, parse_bulk
+from logferry.gateway.receivers.elasticsearch import problem_answer
 
 RULES = [TopicRule(name="logs-*", topic="logs"), TopicRule(name="test", topic="test")]
 # The example of Elasticsearch's own page.
@@ -50,6 +53,24 @@ def test_each_item_has_its_own_answer() -> None:
     assert refused["items"][0]["index"]["status"] == 503
 
 
+def test_a_request_of_which_nothing_is_recorded_may_be_repeated_as_a_whole() -> None:
+    found = parsed(b'{"index":{"_index":"test"}}\n{}\n{"index":{"_index":"logs-1"}}\n{}\n{"delete":{"_id":"1"}}\n', "x")
+    assert [found.has_recorded(failed) for failed in ([], ["test"], ["logs"], ["test", "logs"])] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("overloaded", 503), ("outcome-unknown", 503), ("quota", 429)])
+def test_what_is_worth_another_attempt_is_no_json(kind: str, status: int) -> None:
+    """rsyslog drops the lines of a request that is answered by JSON without the items of a success."""
+    answer = problem_answer(Problem(kind, "later"), "")
+    assert (answer.status, answer.content_type) == (status, "text/plain")
+    assert problem_answer(Problem("forbidden", "no"), "").content_type == "application/json"
+
+
 def test_a_long_document_is_refused_alone() -> None:
     found = parsed(b'{"index":{"_index":"test"}}\n{"a":"' + b"x" * 100 + b'"}\n{"index":{"_index":"test"}}\n{}\n')
     assert found.fitting("test", 50) == [b"{}"]
@@ -87,6 +108,28 @@ def test_anything_is_parsed_or_malformed(body: bytes) -> None:
     taken = [item for item in found.items if item.topic is not None]
     assert sum(len(lines) for lines in found.lines.values()) == len(taken)
     assert len(json.loads(answer_of(found.items, {}, 0))["items"]) == len(found.items)
+
+
+META = st.dictionaries(
+    st.sampled_from(["_index", "_id", "routing", "require_alias"]),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(["test", "\ud800", [], {}]),
+    max_size=3,
+)
+ACTIONS = st.tuples(st.sampled_from(["index", "create", "update", "delete", "Index", ""]), META)
+
+
+@example([("index", {"_index": "test", "_id": "\ud800"})])
+@given(st.lists(ACTIONS, max_size=4))
+def test_any_metadata_is_answered_or_malformed(actions: list[tuple[str, Any]]) -> None:
+    body = "".join(json.dumps({name: meta}) + "\n" + "{}\n" * (name != "delete") for name, meta in actions).encode()
+    try:
+        found = parsed(body)
+    except Malformed:
+        return
+    items = json.loads(answer_of(found.items, {}, 0))["items"]
+    assert [[*item] for item in items] == [[name] for name, _ in actions]
+    taken = [meta.get("_id") for item, (_, meta) in zip(found.items, actions, strict=True) if item.topic is not None]
+    assert not taken or (found.key("test") is None) == (None in taken)
 
 
 def test_blanks_in_an_action_cost_no_more_than_their_number() -> None:

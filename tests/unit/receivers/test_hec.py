@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from logferry.gateway.errors import Problem
-from logferry.gateway.receivers.hec import BadEvent, ack_id, is_acked, parse_events
+from logferry.gateway.receiver_settings import TopicRule
+from logferry.gateway.receivers.hec import BadEvent, ack_id, group_events, is_acked, parse_events
 
 # The examples of Splunk's own page: one event, several, with and without anything between them.
 EXAMPLES = [
@@ -35,7 +37,7 @@ def test_index_and_host_of_an_event() -> None:
     [
         (b"", 5, None), (b" \n", 5, None), (b"x", 6, 0), (b'{"event":1}[1]', 6, 1), (b'{"event":1}{"a":1}', 12, 1),
         (b'{"event":""}', 13, 0), (b'{"event":1,"index":5}', 7, 0), (b'{"event":1,"host":[]}', 6, 0),
-        (b"\xff", 6, None), (b'{"event":' + b"[" * 50_000, 6, 0), (b'{"event":null}', 12, 0),
+        (b"\xff", 6, None), (b'{"event":NaN}', 6, 0), (b'{"event":' + b"[" * 50_000, 6, 0), (b'{"event":null}', 12, 0),
     ],
 )  # fmt: skip
 def test_a_bad_event_refuses_the_request(body: bytes, code: int, number: int | None) -> None:
@@ -59,6 +61,34 @@ def test_anything_is_parsed_or_refused(body: bytes) -> None:
     except BadEvent:
         return
     assert all(json.loads(event.line)["event"] not in (None, "") for event in events)
+
+
+FIELDS = st.dictionaries(
+    st.sampled_from(["event", "index", "host", "time", "fields", "source"]),
+    st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.sampled_from(["\ud800", "a\nb", [], {}, "main"]),
+    max_size=4,
+)
+RULES = [TopicRule(name="m*", topic="main")]
+
+
+@example([{"event": "a", "host": "\ud800"}], 1)
+@given(st.lists(FIELDS, max_size=3), st.sampled_from([None, 1]))
+def test_any_fields_are_grouped_or_refused_and_stay_as_they_are(
+    events: list[dict[str, Any]], indent: int | None
+) -> None:
+    body = "\n".join(json.dumps(event, indent=indent) for event in events).encode()
+    try:
+        found = group_events(body, "main", RULES)
+    except BadEvent:
+        return
+    lines = [line for of_topic, _ in found.values() for line in of_topic]
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == events
+    assert not any(b"\n" in line or b"\r" in line for line in lines)
+
+
+def test_an_event_over_several_lines_keeps_its_numbers() -> None:
+    (event,) = parse_events(b'{"event":\r\n 1e400,\n"time": 1426279439.123456789}', "main")
+    assert event.line == b'{"event":   1e400, "time": 1426279439.123456789}'
 
 
 @given(st.integers(0, 2**40), st.text(max_size=20), st.integers(-1, 2**60))

@@ -12,7 +12,8 @@ from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.contract.names import Malformed
-from logferry.gateway.receivers.otlp import decode_json, decode_protobuf, response, status
+from logferry.gateway.receivers.opentelemetry import response, status
+from logferry.gateway.receivers.otlp import decode_json, decode_protobuf
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
@@ -69,6 +70,11 @@ SCOPES = st.builds(
 )
 RESOURCES = st.builds(
     ResourceLogs, resource=st.builds(Resource, attributes=ATTRIBUTES), scope_logs=st.lists(SCOPES, max_size=2)
+)
+NAMES = (
+    *("resourceLogs", "scopeLogs", "logRecords", "resource", "scope", "attributes", "key", "value", "body", "values"),
+    *("timeUnixNano", "severityNumber", "severityText", "flags", "traceId", "droppedAttributesCount"),
+    *("stringValue", "boolValue", "intValue", "doubleValue", "bytesValue", "arrayValue", "kvlistValue"),
 )
 REQUESTS = st.builds(ExportLogsServiceRequest, resource_logs=st.lists(RESOURCES, max_size=2))
 
@@ -170,6 +176,44 @@ def test_noise_is_decoded_or_malformed(body: bytes) -> None:
             decode(body)
         except Malformed:
             continue
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats()
+    | st.sampled_from([10**400, "1", "-1", "0x1", "\ud800", "ab", "", True])
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_any_value_at_any_place_is_decoded_or_malformed(value: Any) -> None:
+    """The names of the protocol with values that it does not allow there; what is decoded gives lines of JSON."""
+    record = {"logRecords": [value]}
+    for body in ({"resourceLogs": [value]}, {"resourceLogs": [{"scopeLogs": [record]}]}, value):
+        try:
+            found = decode_json(json.dumps(body).encode())
+        except Malformed:
+            continue
+        for line in (line for one in found for line in one.lines):
+            json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"timeUnixNano":1e999}', b'{"timeUnixNano":"18446744073709551616"}', b'{"timeUnixNano":-1}',
+        b'{"flags":NaN}', b'{"body":{"doubleValue":1' + b"0" * 400 + b"}}", b'{"body":{"boolValue":"false"}}',
+        b'{"body":{"intValue":"9223372036854775808"}}', b'{"body":{"stringValue":"\\ud800"}}', b'{"attributes":[1]}',
+    ],
+)  # fmt: skip
+def test_a_record_that_protobuf_could_not_hold_is_malformed(record: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_json(b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[' + record + b"]}]}]}")
 
 
 def nested(depth: int) -> bytes:

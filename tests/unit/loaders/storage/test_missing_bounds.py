@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
+from logferry.loaders.batches.dedup import near
 from logferry.loaders.location import Location
 from logferry.loaders.storage.files import dataset
 from logferry.loaders.storage.ledger import read_rows
 
+MORNING, NOON = "2026-11-20T08:00:00.000Z", "2026-11-20T12:00:00.000Z"
 SCHEMA = pa.schema([("day", pa.string()), ("source_id", pa.string()), ("seqno", pa.int64())])
 TOLD = {
     "numRecords": 2,
@@ -120,3 +123,35 @@ def test_files_with_bounds_and_with_nulls_only_are_passed_over(tmp_path: Path):
     assert read(ds.field("seqno") == 3) == ["day=1/some.parquet"]
     assert read(ds.field("source_id").is_null()) == ["day=1/nulls.parquet", "day=1/some.parquet"]
     assert rows.count_rows(filter=ds.field("source_id").is_null()) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "is_read"),
+    [
+        ({"numRecords": 2}, True),
+        ({"numRecords": 2, "minValues": {"seqno": 1}, "maxValues": {"seqno": 2}}, True),
+        ({"numRecords": 2, "minValues": {"recorded": NOON}, "maxValues": {"recorded": NOON}}, True),
+        ({"numRecords": 2, "minValues": {"seqno": 1, "recorded": NOON}, "maxValues": {}}, True),
+        ({"numRecords": 2, "minValues": {"seqno": 1, "recorded": NOON}, "maxValues": {"seqno": 2, "recorded": NOON}},
+         True),
+        ({"numRecords": 2, "minValues": {"seqno": 1}, "maxValues": {"seqno": 1, "recorded": NOON}}, False),
+        ({"numRecords": 2, "minValues": {"seqno": 3}, "maxValues": {"seqno": 4, "recorded": NOON}}, False),
+        ({"numRecords": 2, "minValues": {"seqno": 1}, "maxValues": {"seqno": 4, "recorded": MORNING}}, False),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_have_a_copy_are_passed_over_and_no_others(
+    tmp_path: Path, said: Mapping[str, Any], is_read: bool
+):
+    """By the SQL with which the loader looks for copies of a chunk."""
+    noon = datetime.fromisoformat(NOON)
+    schema = pa.schema([("seqno", pa.int64()), ("recorded", pa.timestamp("us", "UTC"))])
+    rows = pa.table({"seqno": [1, 2], "recorded": pa.array([noon, noon], schema.field("recorded").type)})
+    adds: list[AddAction | RemoveAction] = []
+    for name, stats in (("a.parquet", said), ("b.parquet", {"numRecords": 2})):
+        pq.write_table(rows, tmp_path / name)
+        adds.append(AddAction(name, (tmp_path / name).stat().st_size, {}, 0, True, json.dumps(stats)))
+    made = DeltaTable.create(tmp_path, Schema.from_arrow(schema))
+    made.create_write_transaction(adds, "append", Schema.from_arrow(schema))
+    found = dataset(Location.of(tmp_path), DeltaTable(tmp_path), near([2], noon))
+    assert sorted(file.path for file in found.get_fragments()) == ["a.parquet", "b.parquet"][not is_read :]
+    assert found.count_rows(filter=ds.field("seqno") == 2) == 1 + is_read

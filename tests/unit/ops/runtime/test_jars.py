@@ -42,7 +42,7 @@ if pathlib.Path("{home}/drops-one").exists():
     sys.exit(1)
 pattern = arguments[arguments.index("-retrieve") + 1]
 for name, revision in (("first", "1.0"), ("second", "2.1")):
-    place = pattern.replace("[artifact]", name).replace("[revision]", revision).replace("[ext]", "jar")
+    place = pattern.replace("[artifact]-[revision](-[classifier])", f"{{name}}-{{revision}}").replace("[ext]", "jar")
     said = pathlib.Path("{home}/forged")
     pathlib.Path(place).write_bytes(said.read_bytes() if said.exists() else name.encode() * 1000)
 """
@@ -221,9 +221,9 @@ def test_processes_at_once_fetch_it_once(home: Path) -> None:
 @pytest.mark.parametrize("pinned", SETS.values(), ids=SETS.keys())
 def test_each_pinned_jar_has_its_own_file_name(pinned: JarSet) -> None:
     parts = [coordinate.split(":") for coordinate in pinned.coordinates]
-    assert all(len(part) == 3 and all(part) for part in parts)
-    assert len({f"{name}-{revision}" for _, name, revision in parts}) == len(parts)
-    assert pinned.sha256.keys() == {f"{name}-{revision}.jar" for _, name, revision in parts}
+    assert all(len(part) in (3, 4) and all(part) for part in parts)
+    assert len({tuple(part[1:]) for part in parts}) == len(parts)
+    assert pinned.sha256.keys() == {f"{'-'.join(part[1:])}.jar" for part in parts}
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in pinned.sha256.values())
 
 
@@ -244,6 +244,7 @@ def test_the_jars_are_those_of_the_installed_pyspark(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(jars, "version", {"pyspark": installed}.__getitem__)
         assert [str(jar) for jar in jars.spark_jars(s3=True)] == names
         assert [str(jar) for jar in jars.spark_jars()] == names[:1]
+        assert [str(jar) for jar in jars.spark_jars(gs=True)] == [names[0], "gcs-4.0.4"]
 
 
 @pytest.mark.parametrize("installed", ["3.5.8", "4.2.0", "40.1.0"])

@@ -1,0 +1,152 @@
+"""What push delivery does ahead: pages that are fetched before they are read, and commits that wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from logferry.gateway.contract.delivery_state import DeliveryState
+from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.delivery.lane import DeliveryLane
+from logferry.gateway.delivery.pages import TopicPages
+from logferry.gateway.kafka.record_batch import FetchedRecords
+
+TP: TopicPartition = ("dc1.app", 0)
+
+
+class Fetches:
+    """Pages of ten offsets; each fetch ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ends: dict[int, asyncio.Future[None]] = {}
+
+    async def fetch(self, topic: str, partition: int, offset: int, **limits: int) -> FetchedRecords:
+        self.begun.append(offset)
+        self.ends[offset] = asyncio.get_running_loop().create_future()
+        await self.ends[offset]
+        return FetchedRecords([], offset + 10, 1000)
+
+    async def end(self, offset: int) -> None:
+        self.ends[offset].set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def pages_of(fetches: Fetches, kept_bytes: int = 64 << 20) -> TopicPages:
+    pages = TopicPages(fetches, kept_bytes)  # type: ignore[arg-type]
+    pages.follow(TP)
+    pages.ends[TP] = 1000
+    return pages
+
+
+async def read(pages: TopicPages, fetches: Fetches, offset: int) -> None:
+    reading = asyncio.create_task(pages.read(TP, offset))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    if not reading.done():
+        await fetches.end(offset)
+    await reading
+
+
+async def test_two_pages_are_fetched_ahead_and_no_further() -> None:
+    fetches = Fetches()
+    pages = pages_of(fetches)
+    await read(pages, fetches, 0)
+    await asyncio.sleep(0)
+    assert fetches.begun == [0, 10]
+    await fetches.end(10)
+    await fetches.end(20)
+    assert fetches.begun == [0, 10, 20]
+    await read(pages, fetches, 10)
+    await asyncio.sleep(0)
+    assert fetches.begun == [0, 10, 20, 30]
+
+
+async def test_nothing_is_fetched_ahead_at_the_end_or_without_room() -> None:
+    fetches = Fetches()
+    pages = pages_of(fetches, 1 << 20)
+    await read(pages, fetches, 0)
+    at_end = pages_of(fetches)
+    at_end.ends[TP] = 110
+    await read(at_end, fetches, 100)
+    await asyncio.sleep(0)
+    assert fetches.begun == [0, 100]
+
+
+async def test_a_page_whose_topic_is_forgotten_meanwhile_is_not_kept() -> None:
+    """It may be of the topic before this one."""
+    fetches = Fetches()
+    pages = pages_of(fetches)
+    await read(pages, fetches, 0)
+    await asyncio.sleep(0)
+    pages.forget(["dc1.app"])
+    await fetches.end(10)
+    pages.ends[TP] = 1000
+    await read(pages, fetches, 10)
+    assert fetches.begun[:3] == [0, 10, 10]
+
+
+STATE = DeliveryState("id", b"t" * 16, 1, 0)
+
+
+class Marked:
+    """A unit. ``meanwhile``: called when a transaction takes its state."""
+
+    letters: ClassVar[list[Any]] = []
+    committed = STATE
+
+    def __init__(self, may_wait: bool, meanwhile: Callable[[Marked], None] = lambda _: None) -> None:
+        self.may_wait, self._meanwhile = may_wait, meanwhile
+
+    @property
+    def wanted(self) -> DeliveryState:
+        self._meanwhile(self)
+        return STATE
+
+
+@pytest.fixture
+def lane() -> Any:
+    async def confirm(number: int) -> None:
+        pass
+
+    nothing: Any = None
+    return DeliveryLane(number=0, confirm_ownership=confirm, config=nothing, services=nothing, view=nothing)
+
+
+async def test_a_commit_that_may_wait_is_made_with_the_next_one_or_in_time(lane: Any) -> None:
+    late, soon = Marked(True), Marked(False)
+    lane._mark(late)
+    assert not lane.has_work
+    assert lane._timer.when() - asyncio.get_running_loop().time() <= 1.0
+    lane._mark(soon)
+    assert lane.has_work
+    assert lane._unmark() == [late, soon]
+    assert not lane.has_work
+
+
+async def test_what_was_due_during_a_transaction_may_wait_after_it(lane: Any) -> None:
+
+    def delivers(unit: Marked) -> None:
+        lane._mark(unit)
+        unit.may_wait = True
+
+    lane._mark(Marked(False, delivers))
+    await lane.transact(None)
+    assert not lane.has_work
+    assert lane._timer is not None
+    lane._mark(Marked(False, lane._mark))
+    await lane.transact(None)
+    assert lane.has_work
+
+
+async def test_a_lane_that_is_given_away_commits_what_is_done(lane: Any) -> None:
+    """The next owner need not send it again."""
+    lane._mark(Marked(True))
+    lane.close()
+    assert lane.has_work
+    lane._unmark()
+    lane._mark(Marked(False))
+    assert not lane.has_work
