@@ -76,9 +76,12 @@ class BatchSender:
         self._host = urlsplit(definition.url).hostname or ""
         self._session: aiohttp.ClientSession | None = None
         self._tls: tuple[tuple[float, ...], ssl.SSLContext] | None = None
+        self._closed = False
         self.in_flight = asyncio.Semaphore(definition.max_in_flight)
 
     async def close(self) -> None:
+        """What is under way, or begins later, is an attempt that failed."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
@@ -105,9 +108,12 @@ class BatchSender:
             while cause.__cause__ is not None and not isinstance(cause, ForbiddenAddress):
                 cause = cause.__cause__
             named = cause if isinstance(cause, ForbiddenAddress) else error
-            return DeliveryOutcome("again", str(named) or type(named).__name__)
+            # It may quote bytes of the receiver, which need not be text.
+            return DeliveryOutcome("again", visible(str(named)) or type(named).__name__)
 
     async def _post(self, body: bytes, sent: dict[str, str], context: ssl.SSLContext | None) -> DeliveryOutcome:
+        if self._closed:
+            raise aiohttp.ClientConnectionError("the subscription was changed or removed")
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 limit=self._definition.max_in_flight, resolver=_CheckedResolver(self._allowed), ttl_dns_cache=10

@@ -23,7 +23,7 @@ class DeliveryWorld(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.shape, self.end, self.replay = SHAPES[0], 8, 0
-        self.log = [progress.begun("id", b"t" * 16, 0, resumed=0)]
+        self.log = [progress.begun("id", b"t" * 16, 0, now_ms=1, created_ms=0, resumed=0)]
         self.wanted = progress.taken_over(self.log[-1])
         self.committed = self.log[-1]
         self.sent: dict[tuple[int, int, int], str] = {}
@@ -56,7 +56,7 @@ class DeliveryWorld(RuleBasedStateMachine):
         then=st.sampled_from(("answers", "dies", "replaced meanwhile")),
     )
     def attempt(self, arrives: bool, answer: str, then: str) -> None:
-        """A receiver that takes a batch may not answer; it says done for what it takes alone, and rejects none of it."""
+        """A receiver that takes a batch may not answer; it says done for what it takes, and rejects none of it."""
         state = self.wanted
         key = (state.replay, state.position, state.ends[0])
         assert self.sent.setdefault(key, state.shape) == state.shape, "the same token with other bytes"
