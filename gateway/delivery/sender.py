@@ -108,8 +108,7 @@ class BatchSender:
             while cause.__cause__ is not None and not isinstance(cause, ForbiddenAddress):
                 cause = cause.__cause__
             named = cause if isinstance(cause, ForbiddenAddress) else error
-            # It may quote bytes of the receiver, which need not be text.
-            return DeliveryOutcome("again", visible(str(named)) or type(named).__name__)
+            return DeliveryOutcome("again", str(named) or type(named).__name__)
 
     async def _post(self, body: bytes, sent: dict[str, str], context: ssl.SSLContext | None) -> DeliveryOutcome:
         if self._closed:

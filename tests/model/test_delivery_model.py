@@ -56,7 +56,7 @@ class DeliveryWorld(RuleBasedStateMachine):
         then=st.sampled_from(("answers", "dies", "replaced meanwhile")),
     )
     def attempt(self, arrives: bool, answer: str, then: str) -> None:
-        """A receiver that takes a batch may not answer; it says done for what it takes, and rejects none of it."""
+        """A receiver may not answer; it says done for what it takes alone, and rejects none of it."""
         state = self.wanted
         key = (state.replay, state.position, state.ends[0])
         assert self.sent.setdefault(key, state.shape) == state.shape, "the same token with other bytes"
