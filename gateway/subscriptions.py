@@ -166,7 +166,7 @@ class Replay(Strict):
     def _one(self) -> Replay:
         if sum(given is not None for given in (self.time_ms, self.offset, self.cursor)) != 1:
             raise ValueError("exactly one of time_ms, offset and cursor is needed")
-        if self.cursor is not None and self.model_fields_set - {"cursor"}:
+        if self.cursor is not None and (self.topic, self.partition) != (None, None):
             raise ValueError("a cursor names its topic and partition itself")
         if self.partition is not None and self.topic is None:
             raise ValueError("partition: needs topic")

@@ -40,6 +40,22 @@ def test_a_replay_replaces_those_that_it_covers_and_no_other_is_left_out() -> No
     assert one.replayed(Replay(topic="dc1.a", offset="earliest")).last_replay == 2002
 
 
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"cursor": "dc1.a:1:7"},
+        {"time_ms": 5},
+        {"offset": "latest"},
+        {"offset": 7, "topic": "dc1.a", "partition": 0},
+        {"time_ms": 5, "topic": "dc1.a"},
+    ],
+)
+def test_every_replay_can_be_read_back(position: dict[str, object]) -> None:
+    """What cannot be read back is a subscription that delivers nothing any more."""
+    one = stored().replayed(Replay.model_validate(position))
+    assert StoredSubscription.decode(one.encode()) == one
+
+
 def test_a_subscription_made_again_is_a_replay_to_a_receiver_and_its_epochs_are_higher() -> None:
     """The receiver forgets the offset, and does not take the worker for one that was replaced."""
     first = progress.begun("x", b"t" * 16, 0, now_ms=2000, created_ms=1000, resumed=0)
