@@ -172,7 +172,7 @@ class Limits(Strict):
     read_wait_ms: Annotated[int, Field(ge=0, le=30_000)] = 30_000
     """The longest wait of one read for a chunk, in milliseconds."""
     sessions: Annotated[int, Field(ge=0, le=100_000)] = 1000
-    """The most open read sessions in one worker process; no token takes all of them."""
+    """The most open read sessions and event streams in one worker process; no token takes all of them."""
     session_bytes: Annotated[int, Field(ge=64 * 1024, le=256 * MIB)] = 16 * MIB
     """The most bytes of fetched batches that one read session holds; less where many sessions share `reads_bytes`."""
     session_stall_s: Annotated[float, Field(gt=0)] = 300

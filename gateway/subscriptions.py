@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -16,9 +17,12 @@ from logferry.gateway.config import MIB, Pattern, Strict
 from logferry.gateway.contract.names import MAX_SEQNO
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,100}\Z")
+# Not . or .., which URL paths swallow.
+NAME: Final = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,100}\Z")
 # Replays that a worker may not have seen yet.
-_REPLAYS: Final = 100
+_REPLAYS: Final = 1000
+# They are in every state of every partition, escaped.
+_FILTERS_BYTES: Final = 16 << 10
 _RE2: Final = re2.Options()
 _RE2.log_errors = False
 _RE2.max_mem = 8 * MIB
@@ -51,6 +55,12 @@ class Filters(Strict):
     """Only chunks with these attributes."""
     pattern: Expression | None = None
     """Only chunks whose data this expression (RE2) finds something in."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Filters:
+        if len(json.dumps(self.model_dump())) > _FILTERS_BYTES:
+            raise ValueError(f"over {_FILTERS_BYTES} bytes as JSON")
+        return self
 
 
 class PushSubscription(Strict):
@@ -120,6 +130,12 @@ class PushSubscription(Strict):
             raise ValueError("ca_file, cert_file: have no effect without https")
         return self
 
+    def check_dead_letters(self, dc: str) -> None:
+        """Raises ValueError where what was set aside would be delivered again, and set aside again, without end."""
+        topic = f"{dc}.{self.dead_letter_topic}"
+        if self.dead_letter_topic is not None and any(fnmatchcase(topic, pattern) for pattern in self.topics):
+            raise ValueError(f"dead_letter_topic: {topic} is one of topics, so each dead letter would come back")
+
     @property
     def shards(self) -> int:
         """Into how many shards each partition is divided."""
@@ -150,7 +166,7 @@ class Replay(Strict):
     def _one(self) -> Replay:
         if sum(given is not None for given in (self.time_ms, self.offset, self.cursor)) != 1:
             raise ValueError("exactly one of time_ms, offset and cursor is needed")
-        if self.cursor is not None and self.model_fields_set - {"cursor"}:
+        if self.cursor is not None and (self.topic, self.partition) != (None, None):
             raise ValueError("a cursor names its topic and partition itself")
         if self.partition is not None and self.topic is None:
             raise ValueError("partition: needs topic")
@@ -158,8 +174,20 @@ class Replay(Strict):
             raise ValueError("a number as offset needs topic and partition")
         return self
 
+    @property
+    def place(self) -> tuple[str | None, int | None]:
+        """The topic and partition, of a cursor too; None: all of them."""
+        if self.cursor is None:
+            return self.topic, self.partition
+        topic, partition, _ = self.cursor.rsplit(":", 2)
+        return topic, int(partition)
+
     def fits(self, topic: str, partition: int) -> bool:
-        return self.topic in (None, topic) and self.partition in (None, partition)
+        return self.place[0] in (None, topic) and self.place[1] in (None, partition)
+
+    def covers(self, other: Replay) -> bool:
+        """Whether nothing is left to do for the other one, which is older."""
+        return all(mine in (None, its) for mine, its in zip(self.place, other.place, strict=True))
 
 
 class NumberedReplay(Strict):
@@ -171,6 +199,8 @@ class StoredSubscription(Strict):
     """A subscription with what happened to it. ``id``: another one each time that it is recreated.
 
     ``resumed``: how often it was resumed after a stop. ``is_configured``: it stands in the workers' configuration.
+    Replays are numbered from ``created_ms`` on, so a receiver takes a subscription that was made again under its name
+    for a replay, and not for a worker that was replaced.
     """
 
     id: str
@@ -183,11 +213,15 @@ class StoredSubscription(Strict):
 
     @property
     def last_replay(self) -> int:
-        return self.replays[-1].number if self.replays else 0
+        return self.replays[-1].number if self.replays else self.created_ms
 
     def replayed(self, position: Replay) -> StoredSubscription:
-        replays = [*self.replays, NumberedReplay(number=self.last_replay + 1, position=position)]
-        return self.model_copy(update={"replays": replays[-_REPLAYS:]})
+        """Raises ValueError: a worker may not have seen the others yet, so none can be left out."""
+        replays = [replay for replay in self.replays if not position.covers(replay.position)]
+        if len(replays) >= _REPLAYS:
+            raise ValueError(f"{_REPLAYS} replays of single partitions are kept; replay the whole topic")
+        replays.append(NumberedReplay(number=self.last_replay + 1, position=position))
+        return self.model_copy(update={"replays": replays})
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()

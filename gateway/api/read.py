@@ -1,30 +1,44 @@
-"""The routes that read without a session: chunks of a partition, and the translation of offsets."""
+"""The routes that read without a session: chunks of a partition, also as Server-Sent Events, and translated offsets."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from aiohttp import web
+from aiokafka.errors import KafkaError
 from logferry.gateway.config import Config
+from logferry.gateway.contract.mirror_state import OffsetRange
 from logferry.gateway.contract.names import Cursor, Malformed, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import computed
-from logferry.gateway.http.auth import Right
+from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import number, optional_number
-from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.http.router import Call, Routes, json_response, problem_of
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import READ_BYTES
-from logferry.gateway.reading import page
+from logferry.gateway.reading import formats, page
+from logferry.gateway.reading.assignment import recreated, unknown_topic
+from logferry.gateway.reading.event_stream import EventPage, EventStream
+from logferry.gateway.reading.registry import SessionRegistry
+from logferry.gateway.reading.stream import FrameStream, ReaderGone
 from logferry.gateway.topics.copies import OffsetTranslation
 
 # Counted for each row beside its data: the work to encode it.
 _ROW_BYTES: Final = 100
 # The kernel takes so many bytes at once; larger answers are written in such pieces.
 _BUFFERED_BYTES: Final = 1 << 16
-_READ: Final = ("offset", "time_ms", "cursor", "max_bytes", "wait_ms", "source_prefix")
+_EVENTS: Final = ("offset", "time_ms", "cursor", "source_prefix")
+_READ: Final = (*_EVENTS, "max_bytes", "wait_ms")
+_PROBLEMS: Final = (Problem, Malformed, KafkaError, TimeoutError)
+# What a worker collects for one write of events.
+_EVENT_BYTES: Final = 1 << 18
+# The checkpoint of the mirror behind records that were read is written with them, or a little later.
+_CHECKPOINT_S: Final = 5.0
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,8 @@ class ReadApi:
     kafka: KafkaClient
     translation: OffsetTranslation
     room: FairShare
+    readers: SessionRegistry
+    gate: Gate
 
     def add_to(self, routes: Routes) -> None:
         partition = "/v1/topics/{topic}/partitions/{partition}"
@@ -40,10 +56,12 @@ class ReadApi:
         routes.add("GET", partition + "/translate", "translate", self.translate, Right.READ)
 
     async def read(self, call: Call) -> web.StreamResponse:
-        topic = call.first("topic")
-        dc, _ = split_topic(topic)
-        wanted = _read(call, topic, dc)
-        media_type, encode = page.encoder(call.request.headers.get("Accept", ""))
+        accept = call.request.headers.get("Accept", "")
+        if formats.media_type(accept, page.FORMATS) == formats.EVENTS:
+            return await self._events(call)
+        wanted = _read(call, *_READ)
+        topic = wanted.topic
+        media_type, encode = page.encoder(accept)
         # The bytes of the answer count until the reader has taken it.
         held = page.HeldBytes(self.room, call.caller.name)
         try:
@@ -65,6 +83,38 @@ class ReadApi:
             return await written(call.request, body, headers, self.config.limits.session_stall_s)
         finally:
             held.settle(0)
+
+    async def _events(self, call: Call) -> web.StreamResponse:
+        """Every problem is an event: a browser that gets an answer of another status gives up and shows nothing."""
+        held = page.HeldBytes(self.room, call.caller.name)
+        headers = {"Content-Type": formats.EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        try:
+            wanted = _read(call, *_EVENTS)
+            self.readers.check_room(call.caller.name)
+            pages = _EventPages(self, call, held, replace(wanted, max_bytes=_EVENT_BYTES), await self._topic_id(wanted))
+            first = await pages.first()
+            response = web.StreamResponse(headers=headers)
+            out = FrameStream(call.request, response, formats.EVENT_STREAM, self.config.limits.session_stall_s)
+            stream = EventStream(out, pages.read)
+            with self.readers.event_stream(stream, call.caller.name):
+                await response.prepare(call.request)
+                try:
+                    await stream.run(first)
+                except _PROBLEMS as error:
+                    with suppress(ReaderGone):
+                        await out.send_frames([formats.error(problem_of(error))])
+            return response
+        except _PROBLEMS as error:
+            body = formats.EVENT_STREAM.frame(formats.error(problem_of(error)))
+            return web.Response(body=body, headers=headers)
+        finally:
+            held.settle(0)
+
+    async def _topic_id(self, wanted: page.ReadRequest) -> bytes:
+        found = await self.kafka.ids_at_leaders([(wanted.topic, wanted.partition)])
+        if wanted.topic not in found:
+            raise unknown_topic(wanted.topic)
+        return found[wanted.topic]
 
     async def _page(
         self, wanted: page.ReadRequest, by_cursor: bool, held: page.HeldBytes
@@ -135,22 +185,92 @@ async def written(request: web.BaseRequest, body: bytes, headers: dict[str, str]
     return response
 
 
-def _read(call: Call, topic: str, dc: str) -> page.ReadRequest:
+@dataclass(slots=True)
+class _EventPages:
+    """The pages of one event stream. ``topic_id``: as the stream begins."""
+
+    api: ReadApi
+    call: Call
+    held: page.HeldBytes
+    wanted: page.ReadRequest
+    topic_id: bytes
+
+    async def first(self) -> EventPage:
+        """Without waiting. The id that the browser had last goes before the query."""
+        last_id = self.call.request.headers.get("Last-Event-ID", "")
+        if last_id:
+            return await self._read(replace(self.wanted, offset=_offset_of(last_id, self.wanted), time_ms=None), True)
+        return await self._read(self.wanted, "cursor" in self.call.query)
+
+    async def read(self, cursor: Cursor) -> EventPage:
+        limits = self.api.config.limits
+        wanted = replace(self.wanted, offset=cursor.offset, time_ms=None, wait_ms=limits.read_wait_ms)
+        return await self._read(wanted, True)
+
+    async def _read(self, wanted: page.ReadRequest, by_cursor: bool) -> EventPage:
+        """Raises Problem, also where the right or the topic is gone since the stream began."""
+        api, topic = self.api, wanted.topic
+        if not api.gate.present(self.call.caller).may_read(topic):
+            raise Problem("forbidden", "the token no longer has the right to read this")
+        self.held.settle(1)
+        found, reached = await api._page(wanted, by_cursor, self.held)
+        # Asked for after the rows: an id never returns, so they were the older topic's if it is still there.
+        if found.rows and await api._topic_id(wanted) != self.topic_id:
+            raise recreated(topic)
+        if reached is None:
+            raise Problem("not-mirrored", f"no mirror writes {topic}-{wanted.partition} here, so chunks have no ids")
+        ranges = await self._ranges(found) if wanted.dc != api.config.dc and found.rows else None
+        size_bytes = sum(len(row[-1]) + _ROW_BYTES for row in found.rows)
+        body = await computed(size_bytes, _events_of, found.rows, ranges)
+        self.held.settle(size_bytes)
+        READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in found.rows))
+        return EventPage(body, Cursor(topic, wanted.partition, reached))
+
+    async def _ranges(self, found: page.PartitionPage) -> list[OffsetRange]:
+        """Of the originals of these rows."""
+        tp = (self.wanted.topic, self.wanted.partition)
+        async with asyncio.timeout(_CHECKPOINT_S):
+            while (known := await self.api.translation.originals(tp, found.rows[0][3], found.rows[-1][3])) is None:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+        return known[1]
+
+
+def _events_of(rows: list[formats.Row], ranges: list[OffsetRange] | None) -> bytes:
+    """``ranges``: in which the originals of the rows are; None: these are the originals."""
+    if ranges is None:
+        return b"".join(map(formats.EVENT_STREAM.chunk, rows))
+    parts, at = [], 0
+    for row in rows:
+        _dc, topic, partition, offset = row[:4]
+        while at < len(ranges) and offset >= ranges[at].local + ranges[at].size:
+            at += 1
+        if at == len(ranges) or offset < ranges[at].local:
+            raise Problem("kafka-unavailable", f"{topic}-{partition}: the mirror's history lacks offset {offset}")
+        parts.append(formats.event(row, Cursor(topic, partition, ranges[at].source + offset - ranges[at].local + 1)))
+    return b"".join(parts)
+
+
+def _offset_of(text: str, wanted: page.ReadRequest) -> int:
+    """Raises Malformed where the cursor is another partition's."""
+    cursor = Cursor.parse(text)
+    if (cursor.topic, cursor.partition) != (wanted.topic, wanted.partition):
+        raise Malformed(f"cursor: {text} is not of {wanted.topic}, partition {wanted.partition}")
+    return cursor.offset
+
+
+def _read(call: Call, *known: str) -> page.ReadRequest:
     query = call.query
+    topic = call.first("topic")
+    dc, _ = split_topic(topic)
     filters = {name[5:]: query[name] for name in query if name.startswith("attr.")}
-    call.knows_only(*_READ, *(f"attr.{name}" for name in filters))
+    call.knows_only(*known, *(f"attr.{name}" for name in filters))
     partition = number(call.second("partition"), "partition", 2**31 - 1)
     if sum(name in query for name in ("offset", "time_ms", "cursor")) > 1:
         raise Malformed("query: only one of offset, time_ms and cursor may be given")
     offset: int | str = query.get("offset", "earliest")
     if offset not in ("earliest", "latest"):
         offset = number(str(offset), "offset")
-    if "cursor" in query:
-        cursor = Cursor.parse(query["cursor"])
-        if (cursor.topic, cursor.partition) != (topic, partition):
-            raise Malformed(f"cursor: {query['cursor']} is not of {topic}, partition {partition}")
-        offset = cursor.offset
-    return page.ReadRequest(
+    wanted = page.ReadRequest(
         topic=topic,
         dc=dc,
         partition=partition,
@@ -161,3 +281,4 @@ def _read(call: Call, topic: str, dc: str) -> page.ReadRequest:
         source_prefix=query.get("source_prefix", ""),
         attributes=filters,
     )
+    return replace(wanted, offset=_offset_of(query["cursor"], wanted)) if "cursor" in query else wanted

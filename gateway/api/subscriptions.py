@@ -8,23 +8,27 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from aiohttp import web
-from aiokafka.errors import UnknownTopicOrPartitionError
+from aiokafka.errors import InvalidTopicError, UnknownTopicOrPartitionError
 from logferry.gateway.config import Config
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import Cursor, Malformed, split_topic
-from logferry.gateway.errors import Problem
+from logferry.gateway.errors import LaneUnreadable, Problem
 from logferry.gateway.http.admission import LISTS_BYTES, Admission
 from logferry.gateway.http.auth import Caller, Right
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.lanes.replay import replay_states
+from logferry.gateway.reading.assignment import unknown_topic
 from logferry.gateway.subscriptions import NAME, PushSubscription, Replay, StoredSubscription
 from logferry.gateway.topics.subscription_store import SubscriptionStore
 
 _SIGNS: Final = "*?["
+# Each costs the workers some tasks and connections, for every partition that it delivers.
+_MOST: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,19 @@ class SubscriptionsApi:
         name = self._name(call)
         wanted = await self.admission.document(call.request, PushSubscription, LISTS_BYTES)
         self._check_topics(wanted)
+        try:
+            wanted.check_dead_letters(self.config.dc)
+        except ValueError as error:
+            raise Malformed(str(error)) from None
         now_ms = self.kafka.clock.now_ms()
         fresh = StoredSubscription(id=uuid.uuid4().hex, created_ms=now_ms, definition=wanted)
         self._check_right(call.caller, fresh)
-        await self.store.create()
-        stored = (await self.store.refresh()).get(name)
+        known = await self.store.refresh()
+        if not known:
+            await self.store.create()
+        stored = known.get(name)
+        if stored is None and len(known) >= _MOST:
+            raise Problem("conflict", f"there are {len(known)} subscriptions already; remove some")
         if stored is not None:
             self._check_right(call.caller, stored)
             _check_changeable(name, stored)
@@ -103,10 +115,27 @@ class SubscriptionsApi:
         if wanted.cursor is not None:
             cursor = Cursor.parse(wanted.cursor)
             wanted = wanted.model_copy(update={"cursor": str(cursor)})
+        await self._check_place(stored, *wanted.place)
         if wanted.offset == "latest":
             # A partition that comes later is delivered from its start.
             wanted = wanted.model_copy(update={"offset": None, "time_ms": self.kafka.clock.now_ms()})
-        return await self._changed(name, stored.replayed(wanted))
+        try:
+            return await self._changed(name, stored.replayed(wanted))
+        except ValueError as error:
+            raise Problem("conflict", str(error)) from None
+
+    async def _check_place(self, stored: StoredSubscription, topic: str | None, partition: int | None) -> None:
+        """Raises Problem for a place that the subscription does not deliver: nothing would happen, and nobody know."""
+        if topic is None:
+            return
+        if not any(fnmatchcase(topic, pattern) for pattern in stored.definition.topics):
+            raise Malformed(f"topic: {topic!r} is none of the subscription's")
+        try:
+            count = len((await self.kafka.describe_topic(topic)).partitions)
+        except (UnknownTopicOrPartitionError, InvalidTopicError):
+            raise unknown_topic(topic) from None
+        if partition is not None and partition >= count:
+            raise Problem("not-found", f"{topic} has the partitions 0 to {count - 1}")
 
     # ---- the store --------------------------------------------------------------------------------------------------
 
@@ -154,8 +183,11 @@ class SubscriptionsApi:
             lanes = len((await self.kafka.describe_topic(topic)).partitions)
         except UnknownTopicOrPartitionError:
             return {}
-        for lane in range(lanes):
-            await replay_states(self.kafka, topic, lane, apply)
+        try:
+            for lane in range(lanes):
+                await replay_states(self.kafka, topic, lane, apply, command="logferry lanes --deliver")
+        except LaneUnreadable as error:
+            raise Problem("kafka-unavailable", str(error)) from None
         return found
 
     # ---- input ------------------------------------------------------------------------------------------------------

@@ -53,10 +53,11 @@ class DeliveryError(NamedTuple):
 class DeliveryState(NamedTuple):
     """``subscription_id``: a subscription that was removed and made again is another one.
 
-    ``epoch``: rises whenever another worker, or this one again, takes over the unit. ``position``: everything before is
-    done. ``ends``: where the planned batches end, in order; the first one begins at ``position``. ``shape``: format,
-    compression and filters of the planned batches, as JSON. ``replay``, ``resumed``: the numbers of the last replay and
-    the last resumption that the unit has followed.
+    ``epoch``: begins with the time in ms, and rises whenever another worker, or this one again, takes over the unit.
+    ``position``: everything before is done. ``ends``: where the planned batches end, in order; the first one begins at
+    ``position``. ``shape``: format, compression and filters of the planned batches, as JSON. ``replay``, ``resumed``:
+    the numbers of the last replay and the last resumption that the unit has followed; ``replay`` begins with the time
+    at which the subscription was made.
     """
 
     subscription_id: str

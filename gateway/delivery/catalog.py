@@ -12,6 +12,7 @@ from logferry.gateway import log
 from logferry.gateway.contract.delivery_state import UnitKey
 from logferry.gateway.contract.names import Cursor, TopicPartition
 from logferry.gateway.delivery.config import DeliverConfig
+from logferry.gateway.delivery.metrics import forget_subscription
 from logferry.gateway.delivery.pages import TopicPages
 from logferry.gateway.delivery.sender import BatchSender
 from logferry.gateway.errors import Problem
@@ -41,7 +42,7 @@ class SubscriptionView:
     health: PartitionHealth = field(default_factory=PartitionHealth)
     is_known: bool = False
     _topics: dict[str, TopicMetadata] = field(default_factory=dict)
-    _matched: dict[str, list[TopicMetadata]] = field(default_factory=dict)
+    _matched: dict[str, tuple[list[str], list[TopicMetadata]]] = field(default_factory=dict)
     _senders: dict[str, tuple[PushSubscription, BatchSender]] = field(default_factory=dict)
     _facts: dict[str, TopicFacts] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -72,6 +73,8 @@ class SubscriptionView:
                 topics = {name: topic for name, topic in found.items() if name.partition(".")[0] in known}
                 replaced = [name for name, topic in self._topics.items() if topics.get(name, topic).id != topic.id]
                 self.pages.forget(replaced)
+                if topics != self._topics:
+                    self._matched = {}
                 self._topics, self.is_known = topics, True
                 self._match()
             except (errors.KafkaError, OSError, TimeoutError) as error:
@@ -80,18 +83,22 @@ class SubscriptionView:
 
     def _match(self) -> None:
         """Called often: units that changed nothing ignore it."""
-        self._matched = {}
         for name in list(self._senders):
             if name not in self.subscriptions:
                 self._close(self._senders.pop(name)[1])
+                forget_subscription(name)
+        for name in self._matched.keys() - self.subscriptions.keys():
+            del self._matched[name]
         self.changed()
 
     def topics_of(self, name: str) -> list[TopicMetadata]:
-        found = self._matched.get(name)
-        if found is None:
-            fits = matcher(tuple(self.subscriptions[name].definition.topics)).match
-            found = self._matched[name] = [topic for topic in self._topics.values() if fits(topic.name)]
-        return found
+        """Thousands of subscriptions may look at thousands of topics: each does it when either changed."""
+        patterns = self.subscriptions[name].definition.topics
+        known = self._matched.get(name)
+        if known is None or known[0] != patterns:
+            fits = matcher(tuple(patterns)).match
+            known = self._matched[name] = patterns, [topic for topic in self._topics.values() if fits(topic.name)]
+        return known[1]
 
     def is_gone(self, key: UnitKey) -> bool:
         """Whether the state of the unit serves nobody any more."""

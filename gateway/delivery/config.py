@@ -49,9 +49,13 @@ class DeliverConfig(ServiceConfig):
     @model_validator(mode="after")
     def _together(self) -> DeliverConfig:
         self.check_names_and_ports({self.dc, *self.data_centres})
-        for name in self.subscriptions:
+        for name, subscription in self.subscriptions.items():
             if not NAME.match(name):
                 raise ValueError(f"subscriptions: {name!r} is not 1 to 100 of a-z A-Z 0-9 . _ -")
+            try:
+                subscription.check_dead_letters(self.dc)
+            except ValueError as error:
+                raise ValueError(f"subscriptions.{name}.{error}") from None
         return self
 
     @property

@@ -120,6 +120,7 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
                         key = UnitKey(name, topic.name, number, shard)
                         if lane_of(f"{name}\0{topic.name}\0{number}", self.config.lanes) == self.number:
                             wanted.add(key)
+                            self._forgotten.pop(key, None)
                             self._adopt(key, topic.id)
         for key in [key for key in self.units if key not in wanted]:
             self._retire(key)
@@ -157,7 +158,8 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
                 position = await self.view.first_position(key, stored)
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 return log.event("topics_not_visible", error=repr(error))
-            state = progress.begun(stored.id, topic_id, position, resumed=stored.resumed)
+            times = {"now_ms": self.services.kafka.clock.now_ms(), "created_ms": stored.created_ms}
+            state = progress.begun(stored.id, topic_id, position, **times, resumed=stored.resumed)
         if self.state != "serving" or self._closing or self.view.subscriptions.get(key.subscription) is None:
             return None
         unit = DeliveryUnit(

@@ -20,3 +20,9 @@ BYTES = Counter(
     ["subscription"],
     registry=REGISTRY,
 )
+
+
+def forget_subscription(name: str) -> None:
+    """Removes its series: names that come and go do not add up."""
+    for counter in (BATCHES, CHUNKS, BYTES):
+        counter.remove_by_labels({"subscription": name})

@@ -38,9 +38,14 @@ STOPS: Final[dict[str, str]] = {
 }
 
 
-def begun(subscription_id: str, topic_id: bytes, position: int, *, resumed: int) -> DeliveryState:
-    """The first state of a unit. Replays of its subscription are followed; resumptions before it mean others."""
-    return DeliveryState(subscription_id, topic_id, 1, position, resumed=resumed)
+def begun(
+    subscription_id: str, topic_id: bytes, position: int, *, now_ms: int, created_ms: int, resumed: int
+) -> DeliveryState:
+    """The first state of a unit. Replays of its subscription are followed; resumptions before it mean others.
+
+    Its epoch is the time: above that of any unit of this name that was removed or forgotten before.
+    """
+    return DeliveryState(subscription_id, topic_id, now_ms, position, replay=created_ms, resumed=resumed)
 
 
 def taken_over(state: DeliveryState) -> DeliveryState:

@@ -84,9 +84,12 @@ class BatchSender:
         self._host = urlsplit(definition.url).hostname or ""
         self._session: aiohttp.ClientSession | None = None
         self._tls: tuple[tuple[float, ...], ssl.SSLContext] | None = None
+        self._closed = False
         self.in_flight = asyncio.Semaphore(definition.max_in_flight)
 
     async def close(self) -> None:
+        """What is under way, or begins later, is an attempt that failed."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
@@ -119,6 +122,8 @@ class BatchSender:
             return DeliveryOutcome("again", str(named) or type(named).__name__)
 
     async def _post(self, body: bytes, sent: dict[str, str], context: ssl.SSLContext | None) -> DeliveryOutcome:
+        if self._closed:
+            raise aiohttp.ClientConnectionError("the subscription was changed or removed")
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 limit=self._definition.max_in_flight, resolver=_CheckedResolver(self._allowed), ttl_dns_cache=10

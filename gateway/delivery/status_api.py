@@ -13,6 +13,7 @@ from logferry.gateway.delivery.config import DeliverConfig
 from logferry.gateway.delivery.lane import DeliveryLane
 from logferry.gateway.delivery.metrics import REGISTRY
 from logferry.gateway.delivery.pages import BatchRoom
+from logferry.gateway.delivery.progress import STOPS
 from logferry.gateway.delivery.unit import DeliveryUnit
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
@@ -88,6 +89,7 @@ class DeliverApi:
                 "lanes_total": self.config.lanes,
                 "lanes": lanes,
                 "batches_bytes": {"used": self.room.used, "limit": self.config.limits.batches_bytes},
+                "subscriptions": sorted(self.view.subscriptions),
                 "unreadable": self.view.store.unreadable,
                 "units": [unit_status(unit.key, unit) for unit in units],
                 "warnings": self.config.warnings,
@@ -102,7 +104,8 @@ def unit_status(key: UnitKey, unit: DeliveryUnit) -> dict[str, Any]:
         "position": state.position,
         "lag_records": unit.lag_records,
         "epoch": state.epoch,
-        "waits_for": "an operator" if state.stop is not None else unit.waits_for,
-        "stop": None if state.stop is None else state.stop._asdict(),
+        "waits_for": "an operator" if state.stop is not None or unit.subscription.is_paused else unit.waits_for,
+        "is_paused": unit.subscription.is_paused,
+        "stop": None if state.stop is None else {**state.stop._asdict(), "what_to_do": STOPS.get(state.stop.kind, "")},
         "error": None if state.error is None else state.error._asdict(),
     }

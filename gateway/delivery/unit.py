@@ -182,7 +182,7 @@ class DeliveryUnit:
         for replay in reversed(self.subscription.replays):
             if replay.number <= self.wanted.replay:
                 return None
-            if replay.position.fits(*self.tp) and _cursor_fits(replay, self.tp):
+            if replay.position.fits(*self.tp):
                 return replay
         return None
 
@@ -335,7 +335,7 @@ class DeliveryUnit:
         self.waits_for = f"one of {self.subscription.definition.max_in_flight} batches under way"
         async with sender.in_flight:
             self.waits_for = "the receiver"
-            if turn != self._turn or self.subscription.is_paused:
+            if turn != self._turn or self.subscription.is_paused or sender is not self.sender:
                 return 0.0
             outcome = await sender.attempt(self.key, batch, self._shape(state.shape), state.epoch, state.replay)
         BATCHES.labels(name, outcome.kind).inc()
@@ -389,9 +389,3 @@ class DeliveryUnit:
         log.event("delivery_set_aside", **self._facts(), chunks=len(batch.rows), detail=outcome.detail)
         self._set(progress.delivered(self.wanted))
         return 0.0
-
-
-def _cursor_fits(replay: NumberedReplay, tp: TopicPartition) -> bool:
-    """A cursor names its topic and partition; one without is for all."""
-    cursor = replay.position.cursor
-    return cursor is None or cursor.rsplit(":", 2)[:2] == [tp[0], str(tp[1])]

@@ -196,3 +196,8 @@ class Subscription:
 
 def unknown_topic(topic: str) -> Problem:
     return Problem("unknown-topic", f"there is no topic {topic}", topic=topic)
+
+
+def recreated(topic: str) -> Problem:
+    detail = f"{topic} was deleted and recreated: positions in the older topic are not valid in it; open a new session"
+    return Problem("unknown-topic", detail, topic=topic)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON, bin_head, chunk_of_record
-from logferry.gateway.contract.names import Malformed, TopicPartition
+from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.record_batch import KafkaRecord
 
@@ -21,9 +21,16 @@ Frame = dict[str, Any]
 
 KEEP_ALIVE: Final[Frame] = {"frame": "keep_alive"}
 PLAIN: Final = "text/plain"
+EVENTS: Final = "text/event-stream"
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     MSGPACK: (MSGPACK, "*/*", "application/*"), NDJSON: (NDJSON, "application/json"), PLAIN: (PLAIN, "text/*"),
+    EVENTS: (EVENTS,),
 }  # fmt: skip
+
+
+# When a browser connects again after a problem: one that passes by itself, or one that lasts until it is dealt with.
+_PASSING_MS: Final = 2000
+_LASTING_MS: Final = 60_000
 
 
 class Encoding(NamedTuple):
@@ -57,6 +64,26 @@ def _packed(frame: Frame) -> bytes:
 
 def _line(frame: Frame) -> bytes:
     return json.dumps(frame, ensure_ascii=False).encode() + b"\n"
+
+
+def _event_frame(frame: Frame) -> bytes:
+    """A comment; of an ``error`` an event, with the time after which the browser is to connect again."""
+    problem = frame.get("problem")
+    if problem is None:
+        return b": keep-alive\n\n"
+    is_passing = problem["status"] in (408, 429) or problem["status"] >= 500
+    pause_ms = _PASSING_MS if is_passing else _LASTING_MS
+    return f"retry: {pause_ms}\nevent: problem\ndata: {json.dumps(problem)}\n\n".encode()
+
+
+def event(row: Row, cursor: Cursor) -> bytes:
+    """``cursor``: behind the row. JSON has no line ends, which would end the data."""
+    return f"id: {cursor}\ndata: {json.dumps(row_object(row), ensure_ascii=False)}\n\n".encode()
+
+
+def event_position(cursor: Cursor) -> bytes:
+    """An id alone: the browser keeps it, and dispatches nothing."""
+    return f"id: {cursor}\n\n".encode()
 
 
 def session(session_id: str, consumer: str) -> Frame:
@@ -161,3 +188,5 @@ ENCODERS: Final[dict[str, Callable[[Sequence[Row]], bytes]]] = {
     NDJSON: json_rows,
     PLAIN: data_of_rows,
 }
+
+EVENT_STREAM: Final = Encoding(EVENTS, _event_frame, lambda row: event(row, Cursor(row[1], row[2], row[3] + 1)))

@@ -21,7 +21,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
 from logferry.gateway.limits import FairShare
 from logferry.gateway.reading.assignment import undecodable, unknown_topic
-from logferry.gateway.reading.formats import ENCODERS, Row, media_type, row_of
+from logferry.gateway.reading.formats import ENCODERS, EVENTS, Row, media_type, row_of
 
 # The usual compression of log lines. Kafka sends compressed batches; those that do not fit the answer are wasted.
 _USUAL_RATIO: Final = 5
@@ -177,6 +177,9 @@ def _rows(records: list[KafkaRecord], wanted: ReadRequest) -> list[Row]:
     found = [row for row in rows if row is not None and wanted.wants(row[4], row[9])]
     records.clear()
     return found
+
+
+FORMATS: Final = (*ENCODERS, EVENTS)
 
 
 def encoder(accept: str) -> tuple[str, Callable[[Sequence[Row]], bytes]]:

@@ -1,4 +1,4 @@
-"""The live read sessions of this worker: opening, finding and ending them, and their ids.
+"""The live read sessions and event streams of this worker: opening, finding and ending them, and sessions' ids.
 
 A session's id contains the URL of its worker, so that any worker can forward a commit. The URL is used only if Kafka
 confirms that it is a worker's.
@@ -10,7 +10,8 @@ import asyncio
 import base64
 import binascii
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import SESSIONS
 from logferry.gateway.reading import consumer_offsets
 from logferry.gateway.reading.assignment import Subscription
+from logferry.gateway.reading.event_stream import EventStream
 from logferry.gateway.reading.formats import Encoding
 from logferry.gateway.reading.session import ReadSession
 from logferry.gateway.reading.stream import FrameStream
@@ -36,11 +38,12 @@ _LEAST_BYTES: Final = 64 << 10
 
 
 class SessionRegistry:
-    """The sessions of one worker, at most ``limits.sessions`` of them, in shares of the tokens."""
+    """Those of one worker, at most ``limits.sessions`` of both together, in shares of the tokens."""
 
     def __init__(self, config: Config, kafka: KafkaClient, url: str) -> None:
         self._config, self._kafka, self._url = config, kafka, url
         self._sessions: dict[str, ReadSession] = {}
+        self._event_streams: set[EventStream] = set()
         self._room = FairShare(config.limits.sessions)
         self._leaving: set[asyncio.Task[None]] = set()
         self._topics: Mapping[str, bytes] = {}
@@ -49,7 +52,7 @@ class SessionRegistry:
         self._looking: asyncio.Task[None] | None = None
         self._stopping = False
         self._none_left = asyncio.Event()
-        SESSIONS.set_function(lambda: len(self._sessions))
+        SESSIONS.set_function(lambda: self._room.used)
 
     async def topics(self) -> Mapping[str, bytes]:
         """The topics that exist now, and their ids; the sessions see them from now on."""
@@ -80,9 +83,7 @@ class SessionRegistry:
         share = max(_LEAST_BYTES, min(limits.session_bytes, limits.reads_bytes // self._room.used))
         session = ReadSession(session_id, wanted, out, self._config, self._kafka, lambda: self._topics, share)
         self._sessions[session_id] = session
-        self._none_left.clear()
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._watch())
+        self._look()
         try:
             await response.prepare(request)
             await session.run()
@@ -92,13 +93,34 @@ class SessionRegistry:
             raise
         finally:
             del self._sessions[session_id]
-            self._room.give(token, 1)
-            if not self._sessions:
-                self._none_left.set()
+            self._left(token)
             task = asyncio.create_task(session.close())
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
         return response
+
+    @contextmanager
+    def event_stream(self, stream: EventStream, token: str | None) -> Iterator[None]:
+        """Counts it while it runs, and stops it with the worker. Raises Problem ``overloaded``."""
+        self.check_room(token)
+        self._room.take(token, 1)
+        self._event_streams.add(stream)
+        self._look()
+        try:
+            yield
+        finally:
+            self._event_streams.discard(stream)
+            self._left(token)
+
+    def _look(self) -> None:
+        self._none_left.clear()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._watch())
+
+    def _left(self, token: str | None) -> None:
+        self._room.give(token, 1)
+        if not self._room.used:
+            self._none_left.set()
 
     def find(self, session_id: str, consumer: str) -> ReadSession:
         """A live session of this worker. Raises Problem ``superseded``."""
@@ -112,15 +134,16 @@ class SessionRegistry:
         self._stopping = True
         if self._looking is not None:
             self._looking.cancel()
-        for session in self._sessions.values():
-            session.stop()
-        if self._sessions:
+        live: list[ReadSession | EventStream] = [*self._sessions.values(), *self._event_streams]
+        for one in live:
+            one.stop()
+        if live:
             try:
                 async with asyncio.timeout(_STOP_S):
                     await self._none_left.wait()
             except TimeoutError:
-                for session in self._sessions.values():
-                    session.out.cut()
+                for one in live:
+                    one.out.cut()
                 await self._none_left.wait()
         if self._leaving:
             _, late = await asyncio.wait(self._leaving, timeout=_STOP_S)
@@ -131,7 +154,7 @@ class SessionRegistry:
     async def _watch(self) -> None:
         """Refreshes the list of topics, and looks for strangers in the groups, while sessions are open."""
         looks = 0
-        while self._sessions:
+        while self._room.used:
             await asyncio.sleep(_LOOK_INTERVAL_S)
             looks += 1
             try:

@@ -42,6 +42,7 @@ from logferry.gateway.reading.assignment import (
     Subscription,
     next_count,
     out_of_range,
+    recreated,
     unknown_topic,
 )
 from logferry.gateway.reading.consumer_offsets import CLIENT_ID_PREFIX, check_retained
@@ -147,7 +148,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             if topic not in now:
                 raise unknown_topic(topic)
             if now[topic] != self._ids.get(topic, now[topic]):
-                raise _recreated(topic)
+                raise recreated(topic)
         ahead = {partition: offset for partition, offset in offsets.items() if offset > assignment.reached[partition]}
         if ahead:
             partitions = list(ahead)
@@ -228,7 +229,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._seen = topics
         for topic, topic_id in self._ids.items():
             if topics.get(topic, topic_id) != topic_id:
-                raise _recreated(topic)
+                raise recreated(topic)
         gone = self.wanted.topics - topics.keys()
         # A broker may not have heard of a topic yet that another one knows.
         self._missing = self._missing + 1 if gone else 0
@@ -353,8 +354,3 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             except (errors.KafkaError, TimeoutError) as later:
                 error = later
         return Problem("kafka-unavailable", f"Kafka does not answer: {error!r}")
-
-
-def _recreated(topic: str) -> Problem:
-    detail = f"{topic} was deleted and recreated: positions in the older topic are not valid in it; open a new session"
-    return Problem("unknown-topic", detail, topic=topic)

@@ -111,7 +111,7 @@ async def _parts(
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
             *_receivers(config.receivers, appender),
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
-            ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes)).add_to,
+            ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
             StatusApi(config, kafka, topics, ownership, quotas, sessions, open_transactions).add_to,
             SubscriptionsApi(config, kafka, admission, subscriptions).add_to,
             HealthApi(ownership, REGISTRY).add_to,

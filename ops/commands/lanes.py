@@ -1,7 +1,7 @@
 """``logferry lanes``: repairs a lane whose state cannot be read.
 
 A record of the state topic that cannot be decoded stops its lane (event ``lane_stopped``). ``--forget`` writes a
-tombstone for the record's key, so that the lane serves without the state of that source, or of that copy.
+tombstone for the record's key, so that the lane serves without the state of that source, copy or subscription.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from typing import Final
 from aiokafka import AIOKafkaProducer, errors
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.config import load as load_gateway
+from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, partition_of_key
 from logferry.gateway.contract.source_state import RECEIPT_KIND, Receipt, SourceState, source_of_record
+<<<<<<< HEAD
 from logferry.gateway.contract.upload_state import UPLOAD_KIND, UploadState
+=======
+from logferry.gateway.delivery.config import DeliverConfig
+from logferry.gateway.delivery.config import load as load_deliver
+>>>>>>> main
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
@@ -35,6 +41,11 @@ _OF_GATEWAY: Final = (
 _OF_MIRROR: Final = (
     "The mirror will not know how far it copied this partition: it stops as target-not-empty until it is resumed."
 )
+_OF_DELIVER: Final = (
+    "Deliver will not know how far the partition was delivered: it begins where its subscription began. A receiver "
+    "that follows the rule leaves out what it has taken; any other gets it twice."
+)
+_Configured = Config | MirrorConfig | DeliverConfig
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,12 +54,21 @@ def main(argv: list[str] | None = None) -> int:
     description = (
         "Repairs a stopped lane: forgets a record of the state topic that cannot be decoded. The lane serves again "
         "within seconds. In a gateway the source starts without deduplication, in a mirror the partition stops as "
-        "target-not-empty: resume it with logferry mirror resume."
+        "target-not-empty: resume it with logferry mirror resume. In deliver the partition begins where its "
+        "subscription began."
     )
     parser = command_parser("lanes", "--config FILE --forget LANE:OFFSET [OPTION ...]", description, _EXAMPLE)
     option = parser.add_argument
-    option("--config", required=True, type=Path, metavar="FILE", help="the TOML configuration of the gateway or mirror")
-    option("--mirror", action="store_true", help="a lane of the mirror, not of the gateway")
+    option(
+        "--config",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the TOML configuration of the gateway, mirror or deliver",
+    )
+    service = parser.add_mutually_exclusive_group()
+    service.add_argument("--mirror", action="store_true", help="a lane of the mirror, not of the gateway")
+    service.add_argument("--deliver", action="store_true", help="a lane of deliver, not of the gateway")
     option("--forget", required=True, metavar="LANE:OFFSET", help="the record, as `logferry status` names it")
     option("--yes", action="store_true", help="do it without asking")
     args = parser.parse_args(argv)
@@ -56,13 +76,17 @@ def main(argv: list[str] | None = None) -> int:
     if not (lane.isdecimal() and offset.isdecimal()):
         parser.error(f"--forget: {args.forget!r} must be LANE:OFFSET, as in 3:81234")
     try:
-        config = load_mirror(args.config) if args.mirror else load_gateway(args.config)
+        config: _Configured
+        if args.mirror or args.deliver:
+            config = load_mirror(args.config) if args.mirror else load_deliver(args.config)
+        else:
+            config = load_gateway(args.config)
         if int(lane) >= config.lanes:
             raise UsageError(f"--forget: there is no lane {lane}; the lanes are 0 to {config.lanes - 1}")
         record = asyncio.run(_unreadable(config, int(lane), int(offset)))
         key = record.key or b""
         print(f"{config.state_topic}-{lane}, offset {offset}: key {key!r}, {len(record.value or b'')} bytes")
-        print(_OF_MIRROR if args.mirror else _OF_GATEWAY)
+        print(_OF_MIRROR if args.mirror else _OF_DELIVER if args.deliver else _OF_GATEWAY)
         if not args.yes and (not sys.stdin.isatty() or input("Proceed? Type yes: ").strip() != "yes"):
             raise CommandError("nothing was changed; repeat with --yes")
         asyncio.run(_write_tombstone(config, int(lane), key))
@@ -74,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _unreadable(config: Config | MirrorConfig, lane: int, offset: int) -> KafkaRecord:
+async def _unreadable(config: _Configured, lane: int, offset: int) -> KafkaRecord:
     """The record at the offset, which must be one that cannot be decoded."""
     topic = config.state_topic
     async with connected(kafka_options(config.kafka)) as kafka:
@@ -85,29 +109,35 @@ async def _unreadable(config: Config | MirrorConfig, lane: int, offset: int) -> 
     record = next((record for record in fetched.records if record.offset == offset), None)
     if record is None:
         raise CommandError(f"{topic}-{lane} has no record at offset {offset}: it was compacted; nothing is to do")
-    is_mirror = isinstance(config, MirrorConfig)
     try:
-        _decode(is_mirror, record.key or b"", record.value)
+        _decode(config, record.key or b"", record.value)
     except (ValueError, struct.error):
         return record
-    what = "it stops no lane" if is_mirror else "to forget its source: DELETE /v1/topics/TOPIC/sources/SOURCE"
+    is_gateway = isinstance(config, Config)
+    what = "to forget its source: DELETE /v1/topics/TOPIC/sources/SOURCE" if is_gateway else "it stops no lane"
     raise CommandError(f"the record at offset {offset} can be decoded; {what}")
 
 
-def _decode(is_mirror: bool, key: bytes, value: bytes | None) -> None:
+def _decode(config: _Configured, key: bytes, value: bytes | None) -> None:
     """Raises ValueError or struct.error. A record without a value stops no lane: a fence writes such a record."""
     if value is None:
         return
-    if is_mirror:
+    if isinstance(config, MirrorConfig):
         partition_of_key(key)
         MirrorCheckpoint.decode(value)
+<<<<<<< HEAD
     elif key[:1] == UPLOAD_KIND:
         UploadState.decode(value)
+=======
+    elif isinstance(config, DeliverConfig):
+        UnitKey.decode(key)
+        DeliveryState.decode(value)
+>>>>>>> main
     else:
         source_of_record(key)
         (Receipt if key[:1] == RECEIPT_KIND else SourceState).decode(value)
 
 
-async def _write_tombstone(config: Config | MirrorConfig, lane: int, key: bytes) -> None:
+async def _write_tombstone(config: _Configured, lane: int, key: bytes) -> None:
     async with AIOKafkaProducer(acks="all", **kafka_options(config.kafka)) as producer:
         await producer.send_and_wait(config.state_topic, None, key=key, partition=lane)

@@ -1,4 +1,4 @@
-"""``logferry status``: current problems of a gateway or mirror with cause and duration, then the state of its parts."""
+"""``logferry status``: current problems of a gateway, mirror or delivery with cause and duration, then its parts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from logferry.ops.cli.gateway_client import GatewayClient, RequestRefused, add_g
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from logferry.ops.cli.terminal import console_for_output
-from logferry.ops.status import mirror
+from logferry.ops.status import deliver, mirror
 from logferry.ops.status.diagnosis import AllWorkers, ServiceStatus, SilentWorker, as_document, diagnose
 from logferry.ops.status.render import print_status
 from pydantic import ValidationError
 
-S = TypeVar("S", Status, mirror.MirrorStatus)
+S = TypeVar("S", Status, mirror.MirrorStatus, deliver.DeliverStatus)
 
 WELL: Final = 0
 WRONG: Final = 1
@@ -33,6 +33,7 @@ _EXAMPLE = """examples:
   logferry status --url https://gw1.example:8080,https://gw2.example:8080 --token-file admin.token --ca-file ca.pem
   logferry status --json
   logferry status --mirror http://127.0.0.1:8180
+  logferry status --deliver http://127.0.0.1:8290
 
 The token must have the right to administer all topics (admin = ["*"]).
 Exit status: 0 no problem found, 1 a problem found, 2 wrong use or not allowed, 3 no gateway answers.
@@ -46,15 +47,20 @@ class _Unasked(CommandError):
 def main(argv: list[str]) -> int:
     """0 no problem found, 1 a problem found. Raises UsageError (wrong use, not allowed) and Unavailable (no answer)."""
     args = _arguments(argv)
-    found: ServiceStatus | mirror.Mirror
-    urls = [url.strip() for url in (args.url if args.mirror is None else args.mirror).split(",")]
-    if args.mirror is None:
-        found = query_workers(urls, token_of(args), args.ca_file)
-        findings, show = diagnose(found), partial(print_status, found)
-    else:
-        model = mirror.MirrorStatus
-        found = _query(urls, model, "mirror", lambda one: one.workers, token_of(args), args.ca_file)
+    found: ServiceStatus | mirror.Mirror | deliver.Delivery
+    if args.mirror is not None and args.deliver is not None:
+        raise UsageError("--mirror and --deliver: only one of them may be given")
+    urls = [url.strip() for url in (args.mirror or args.deliver or args.url).split(",")]
+    access = token_of(args), args.ca_file
+    if args.mirror is not None:
+        found = _query(urls, mirror.MirrorStatus, "mirror", lambda one: one.workers, *access)
         findings, show = mirror.diagnose_mirror(found), partial(mirror.print_mirror, found)
+    elif args.deliver is not None:
+        found = _query(urls, deliver.DeliverStatus, "deliver", lambda one: one.workers, *access)
+        findings, show = deliver.diagnose_delivery(found), partial(deliver.print_delivery, found)
+    else:
+        found = query_workers(urls, *access)
+        findings, show = diagnose(found), partial(print_status, found)
     at_s = time.time()
     if args.json:
         print(json.dumps(as_document(findings, at_s, found)))
@@ -71,9 +77,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("status", "[OPTION ...]", description, _EXAMPLE)
     url_help = "URL of any gateway worker, or several separated by commas; the command finds the others"
     mirror_help = "show a mirror instead: URL of any of its workers, or several separated by commas"
+    deliver_help = "show the subscriptions of logferry deliver instead: URL of any of its workers, or several"
     options = [
         *add_gateway_options(parser, url_help),
         parser.add_argument("--mirror", metavar="URL", help=mirror_help),
+        parser.add_argument("--deliver", metavar="URL", help=deliver_help),
         parser.add_argument("--json", action="store_true", help="print everything as one line of JSON"),
     ]
     return parse_with_file("status", parser, options, argv)

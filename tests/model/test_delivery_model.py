@@ -25,7 +25,7 @@ class DeliveryWorld(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.shape, self.end, self.replay = SHAPES[0], 8, 0
-        self.log = [progress.begun("id", b"t" * 16, 0, resumed=0)]
+        self.log = [progress.begun("id", b"t" * 16, 0, now_ms=1, created_ms=0, resumed=0)]
         self.wanted = progress.taken_over(self.log[-1])
         self.committed = self.log[-1]
         self.writing: DeliveryState | None = None

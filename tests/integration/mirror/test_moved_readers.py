@@ -15,6 +15,7 @@ from logferry.client import AsyncReader, Reader
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.stack.stack import Stack
 
+from tests.support.event_source import Event, EventSource
 from tests.support.kafka import alter_topic
 from tests.support.mirror import make_topic
 from tests.support.read_sessions import PATIENCE_S, Stream, has
@@ -96,6 +97,31 @@ async def test_a_session_continues_in_the_other_data_centre_at_the_very_next_chu
         assert status == 200
         query = f"topic={topic}&" + urlencode({"cursor": document["cursors"][0]})
     assert read == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+async def test_an_event_stream_continues_in_the_other_data_centre(world: World) -> None:
+    """The id of each event is the cursor behind the original, also where the copy has other offsets."""
+    topic = await make_topic(world.stack, "events", 1)
+    await world.write("dc1", "events", "web", list(range(1, 11)))
+    await world.becomes("/v1/topics/events/sources/web?dc=dc1", {"mirrored_seqno": 10})
+
+    async def events(dc: str, last_id: str, count: int) -> list[Event]:
+        source = EventSource(f"{world.url(dc)}/v1/topics/{topic}/partitions/0/chunks")
+        source.last_id = last_id
+        async with asyncio.timeout(PATIENCE_S):
+            return await source.take(count)
+
+    original, copied = await events("dc1", "", 10), await events("dc2", "", 10)
+    assert [event.last_id for event in copied] == [event.last_id for event in original]
+    read, last_id = list[int](), ""
+    for dc in ("dc1", "dc2", "dc1", "dc2"):
+        found = await events(dc, last_id, 2)
+        read, last_id = read + [event.row["seqno"] for event in found], found[-1].last_id
+    assert read == [1, 2, 3, 4, 5, 6, 7, 8]
+    # What comes later, to a stream that waits at the end of the copy.
+    waiting = asyncio.ensure_future(events("dc2", original[-1].last_id, 1))
+    await world.write("dc1", "events", "web", [11])
+    assert [event.row["seqno"] for event in await waiting] == [11]
 
 
 async def test_positions_are_set_to_cursors(world: World) -> None:

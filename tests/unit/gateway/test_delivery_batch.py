@@ -201,6 +201,14 @@ def test_addresses_that_are_not_public_are_refused_unless_named(address: str) ->
         {"ca_file": "ca", "url": "http://example.org"},
         {"unknown": 1},
         {"topics": []},
+        {"url": "http://example.org:99999"},
+        {"url": "http://[::1"},
+        {"topics": ["dc1." + "a" * 300]},
+        {"topics": ["dc1.a"] * 101},
+        {"filters": {"pattern": "x" * 1001}},
+        {"filters": {"pattern": "((x{1000}){1000}){1000}"}},
+        {"filters": {"attributes": {"a": "x" * 17_000}}},
+        {"filters": {"attributes": {"a": "\0" * 3000}}},
     ],
 )
 def test_a_wrong_subscription_is_refused(wrong: dict[str, object]) -> None:

@@ -37,7 +37,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, size: int, room: int) -> ReadApi:
     row: Row = ("dc1", "dc1.nginx", 0, 0, "web1", 1, None, 0, 0, {}, bytes(size))
     monkeypatch.setattr("logferry.gateway.reading.page.read_page", AsyncMock(return_value=PartitionPage([row], 1, 0)))
     kafka: Any = Mock()
-    return ReadApi(CONFIG, kafka, Mock(), FairShare(room))
+    return ReadApi(CONFIG, kafka, Mock(), FairShare(room), Mock(), Mock())
 
 
 async def test_bytes_of_reads_count_until_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

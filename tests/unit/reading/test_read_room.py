@@ -50,7 +50,7 @@ class FakeKafka:
 
 def api_of(kafka: FakeKafka, room: int, config: Config = CONFIG) -> ReadApi:
     fake: Any = kafka
-    return ReadApi(config, fake, Mock(), FairShare(room))
+    return ReadApi(config, fake, Mock(), FairShare(room), Mock(), Mock())
 
 
 async def settled(tasks: list[asyncio.Task[Any]], kafka: FakeKafka) -> None:
