@@ -18,12 +18,9 @@ from logferry.gateway.config import load as load_gateway
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, partition_of_key
 from logferry.gateway.contract.source_state import RECEIPT_KIND, Receipt, SourceState, source_of_record
-<<<<<<< HEAD
 from logferry.gateway.contract.upload_state import UPLOAD_KIND, UploadState
-=======
 from logferry.gateway.delivery.config import DeliverConfig
 from logferry.gateway.delivery.config import load as load_deliver
->>>>>>> main
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.tls import kafka_options
@@ -125,14 +122,11 @@ def _decode(config: _Configured, key: bytes, value: bytes | None) -> None:
     if isinstance(config, MirrorConfig):
         partition_of_key(key)
         MirrorCheckpoint.decode(value)
-<<<<<<< HEAD
-    elif key[:1] == UPLOAD_KIND:
-        UploadState.decode(value)
-=======
     elif isinstance(config, DeliverConfig):
         UnitKey.decode(key)
         DeliveryState.decode(value)
->>>>>>> main
+    elif key[:1] == UPLOAD_KIND:
+        UploadState.decode(value)
     else:
         source_of_record(key)
         (Receipt if key[:1] == RECEIPT_KIND else SourceState).decode(value)
