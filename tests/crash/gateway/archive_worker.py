@@ -16,7 +16,7 @@ from logferry.gateway.__main__ import main
 from logferry.gateway.contract.upload_state import UploadState
 from logferry.gateway.lanes import group_commit
 from logferry.gateway.lanes.transaction import Draft
-from logferry.gateway.receivers import archive as received
+from logferry.gateway.receivers import archive
 
 CALLS = ("store", "commit_request", "commit", "expiry")
 # Before anything is written; written and not committed; committed and not answered.
@@ -38,7 +38,7 @@ def calls_of(draft: Draft) -> set[str]:
 def arm(folder: Path) -> None:
     file, producer = folder / "step", group_commit.GroupCommit
     transact, commit = producer.transact, producer.commit
-    handlers: Any = received
+    handlers: Any = archive
     read = handlers.read_pieces
 
     def reached(calls: set[str], point: str) -> None:
