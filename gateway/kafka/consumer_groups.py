@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
-from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import KafkaClient, Send, raise_for
@@ -82,6 +82,17 @@ class ConsumerGroups:
     async def view(self, group: str) -> GroupState:
         state, _kind, members = await self._kafka.with_coordinator(group, partial(_described, group=group))
         return GroupState(state, len(members))
+
+    async def names_at(self, node: int) -> list[str]:
+        """The groups of consumers that the broker coordinates. Raises KafkaError."""
+        response: Any = await self._kafka.send(node, ListGroupsRequest())
+        raise_for(response.error_code, f"the groups of broker {node}")
+        return sorted(group for group, kind in (entry[:2] for entry in response.groups) if kind in _CONSUMER_KINDS)
+
+    async def views_at(self, node: int, groups: Sequence[str]) -> dict[str, GroupState]:
+        """`view` of several groups of one coordinator, in one request. Raises KafkaError."""
+        response: Any = await self._kafka.send(node, DescribeGroupsRequest(groups))
+        return {found[1]: GroupState(found[2], len(found[5])) for found in response.groups}
 
     async def client_ids(self, group: str) -> list[str]:
         """The client ids of the members, of either protocol; of a group that is none of consumers, its type."""
