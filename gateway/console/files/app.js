@@ -30,8 +30,9 @@ const [place, who, forget, nav, main, trouble, view, updated] = [
 
 let caller = null;
 let leave = new AbortController();
-let failing = null;
 let isShown = false;
+// The looks of this page that fail now, each with its error and since when.
+let failures = new Map();
 
 async function start() {
   try {
@@ -56,7 +57,7 @@ async function start() {
 }
 
 function unreachable(error) {
-  report({ error });
+  report(start, { error });
   setTimeout(start, 2000);
 }
 
@@ -65,6 +66,7 @@ function unreachable(error) {
 function ask(why) {
   leave.abort();
   caller = null;
+  failures = new Map();
   nav.hidden = forget.hidden = trouble.hidden = true;
   put(who, "");
   document.title = "Token – logferry";
@@ -103,7 +105,7 @@ function show() {
   }
   leave.abort();
   leave = new AbortController();
-  failing = null;
+  failures = new Map();
   trouble.hidden = true;
   put(updated, "");
   const route = parse(location.hash);
@@ -126,7 +128,7 @@ function show() {
     route,
     caller,
     signal,
-    poll: (work, everyMs) => poll(work, everyMs, signal, report),
+    poll: (work, everyMs) => poll(work, everyMs, signal, (said) => report(work, said)),
     refused: (what) => root.append(note(`The token does not have the right to see this: ${what}`)),
   });
   if (isShown) {
@@ -136,32 +138,34 @@ function show() {
   isShown = true;
 }
 
-addEventListener("hashchange", () => {
-  if (location.hash === "#main") {
-    main.focus();
-    return;
-  }
-  show();
+addEventListener("hashchange", show);
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address holds the state of the page
+  main.focus();
 });
 
 // ---- freshness ------------------------------------------------------------------------------------------------------
 
-function report({ at, error }) {
-  if (at) {
-    failing = null;
-    trouble.hidden = true;
-    put(updated, `Updated ${clock(at)}. A hidden tab asks nothing.`);
-    return;
-  }
+function report(work, { at, error }) {
   if (error instanceof ApiError && error.status === 401) {
     setToken(null);
     ask("The token is not configured any more.");
     return;
   }
-  failing ??= Date.now();
-  trouble.hidden = false;
-  const what = error instanceof ApiError ? error.message : `the page failed: ${error}`;
-  put(trouble, `Since ${clock(failing)}: ${visible(what)}. The figures below are older; the page tries again.`);
+  if (error) {
+    failures.set(work, { since: failures.get(work)?.since ?? Date.now(), error });
+  } else {
+    failures.delete(work);
+    put(updated, `Updated ${clock(at)}. A hidden tab asks nothing.`);
+  }
+  const [failure] = failures.values();
+  trouble.hidden = !failure;
+  if (failure) {
+    const what = failure.error instanceof ApiError ? failure.error.message : `the page failed: ${failure.error}`;
+    const hint = "The figures below may be older; the page tries again.";
+    put(trouble, `Since ${clock(failure.since)}: ${visible(what)}. ${hint}`);
+  }
 }
 
 start();

@@ -1,8 +1,9 @@
 // Repeats a look at the gateway while a person can see it. A hidden tab asks nothing.
 //
-// A look that takes long is repeated less often: one page takes at most a tenth of the time of the worker it asks.
+// A look that takes long is repeated less often: it waits nine times as long as it took, at most a quarter of a minute.
 
-const SHARE = 9;
+const PAUSES = 9;
+const LONGEST_MS = 15_000;
 
 export function poll(work, everyMs, signal, report) {
   let timer = 0;
@@ -17,7 +18,9 @@ export function poll(work, everyMs, signal, report) {
     const began = performance.now();
     try {
       await work();
-      report({ at: Date.now() });
+      if (!signal.aborted) {
+        report({ at: Date.now() });
+      }
     } catch (error) {
       if (!signal.aborted) {
         report({ error });
@@ -25,7 +28,7 @@ export function poll(work, everyMs, signal, report) {
     }
     running = false;
     if (!signal.aborted) {
-      timer = setTimeout(run, Math.max(everyMs, SHARE * (performance.now() - began)));
+      timer = setTimeout(run, Math.max(everyMs, Math.min(LONGEST_MS, PAUSES * (performance.now() - began))));
     }
   }
 

@@ -17,6 +17,7 @@ export class DataTable {
   // name: of its parameters in the address, where a page has several tables.
   constructor({ caption, columns, key, route, name = "", sort = "", empty = "Nothing to show." }) {
     Object.assign(this, { columns, key, route, empty });
+    const shown = visible(caption);
     this.names = { sort: `${name}sort`, filter: `${name}filter` };
     this.sort = route.params.get(this.names.sort) ?? sort;
     this.rows = [];
@@ -24,7 +25,7 @@ export class DataTable {
     this.lines = new Map();
     this.body = el("tbody");
     this.headings = columns.map((column) => this.heading(column));
-    this.filter = el("input", { type: "search", "aria-label": `Filter ${caption}`, placeholder: "Filter" });
+    this.filter = el("input", { type: "search", "aria-label": `Filter ${shown}`, placeholder: "Filter" });
     this.filter.value = route.params.get(this.names.filter) ?? "";
     this.filter.addEventListener("input", () => this.changed({ [this.names.filter]: this.filter.value }));
     this.shown = el("span", { class: "shown", role: "status" });
@@ -32,7 +33,7 @@ export class DataTable {
     const table = el(
       "table",
       {},
-      el("caption", {}, caption),
+      el("caption", {}, shown),
       el("thead", {}, el("tr", {}, this.headings)),
       this.body,
     );
@@ -40,7 +41,7 @@ export class DataTable {
       "section",
       { class: "table" },
       el("div", { class: "tools" }, this.filter, this.shown),
-      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table),
+      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": shown }, table),
       this.more,
     );
     this.draw();

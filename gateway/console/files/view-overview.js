@@ -16,8 +16,8 @@ const MARK_MS = 1500;
 
 export function show({ root, route, caller, signal, poll }) {
   const wrong = el("section", { "aria-labelledby": "wrong" });
-  const verdict = el("h2", { id: "wrong" }, "What is wrong now");
-  const list = el("ul", { class: "findings", "aria-live": "polite" });
+  const verdict = el("h2", { id: "wrong", "aria-live": "polite" }, "What is wrong now");
+  const list = el("ul", { class: "findings" });
   wrong.append(verdict, list);
   const cards = el("dl", { class: "cards" });
   const source = note();
