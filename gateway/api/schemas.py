@@ -202,7 +202,6 @@ class ConsumerSummary(WireModel):
 
     consumer: str
     state: str
-    members: Number
     topics: list[str]
     partitions: Number
     lag_records: Number | None

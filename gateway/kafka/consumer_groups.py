@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
-from aiokafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import KafkaClient, Send, raise_for
@@ -46,6 +46,16 @@ class ConsumerGroupDescribeRequest(
     f"assignment{_ASSIGNMENT} target{_ASSIGNMENT}] operations:int32]",
 ):
     """Asks for a group of the newer protocol (KIP-848); DescribeGroups sees no members in such a group."""
+
+
+class ListGroupsRequest(
+    FlexibleRequest,
+    key=16,
+    version=4,
+    asked="states:texts",
+    answered="throttle_time_ms:int32 error_code:int16 groups[group:text kind:text state:text]",
+):
+    """The groups of one coordinator in some states, or in all (KIP-518)."""
 
 
 class GroupOffsetsRequest(
@@ -83,16 +93,11 @@ class ConsumerGroups:
         state, _kind, members = await self._kafka.with_coordinator(group, partial(_described, group=group))
         return GroupState(state, len(members))
 
-    async def names_at(self, node: int) -> list[str]:
-        """The groups of consumers that the broker coordinates. Raises KafkaError."""
-        response: Any = await self._kafka.send(node, ListGroupsRequest())
+    async def states_at(self, node: int) -> dict[str, str]:
+        """The groups of consumers that the broker coordinates, with their state. Raises KafkaError."""
+        response = await self._kafka.send(node, ListGroupsRequest([]))
         raise_for(response.error_code, f"the groups of broker {node}")
-        return sorted(group for group, kind in (entry[:2] for entry in response.groups) if kind in _CONSUMER_KINDS)
-
-    async def views_at(self, node: int, groups: Sequence[str]) -> dict[str, GroupState]:
-        """`view` of several groups of one coordinator, in one request. Raises KafkaError."""
-        response: Any = await self._kafka.send(node, DescribeGroupsRequest(groups))
-        return {found[1]: GroupState(found[2], len(found[5])) for found in response.groups}
+        return {group: state for group, kind, state, _ in response.groups if kind in _CONSUMER_KINDS}
 
     async def client_ids(self, group: str) -> list[str]:
         """The client ids of the members, of either protocol; of a group that is none of consumers, its type."""

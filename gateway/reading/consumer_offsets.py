@@ -11,7 +11,7 @@ from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, PASSING, KafkaClient
-from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups, GroupState
+from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER, grouped
 from logferry.gateway.reading.assignment import out_of_range, unknown_topic
 
@@ -111,7 +111,7 @@ async def summaries(kafka: KafkaClient, may_use: MayRead, may_read: MayRead) -> 
     firsts = await kafka.offsets(there, EARLIEST, ELECTION_S) if there else {}
     ends = await kafka.offsets(sorted(firsts), LATEST, ELECTION_S) if firsts else {}
     exist, found = set(there), []
-    for consumer, (view, positions) in sorted(pair for answer in answers for pair in (answer or {}).items()):
+    for consumer, (state, positions) in sorted(pair for answer in answers for pair in (answer or {}).items()):
         at = {partition: offset for partition, offset in positions.items() if partition in exist}
         if not at:
             continue
@@ -120,8 +120,7 @@ async def summaries(kafka: KafkaClient, may_use: MayRead, may_read: MayRead) -> 
         found.append(
             {
                 "consumer": consumer,
-                "state": view.state,
-                "members": view.members,
+                "state": state,
                 "topics": sorted({topic for topic, _ in at}),
                 "partitions": len(at),
                 "lag_records": lag if len(known) == len(at) else None,
@@ -133,19 +132,19 @@ async def summaries(kafka: KafkaClient, may_use: MayRead, may_read: MayRead) -> 
 
 async def _positions_at(
     kafka: KafkaClient, node: int, may_use: MayRead
-) -> dict[str, tuple[GroupState, dict[TopicPartition, int]]] | None:
+) -> dict[str, tuple[str, dict[TopicPartition, int]]] | None:
     """Of the groups that the broker coordinates; None: it does not answer."""
     groups = ConsumerGroups(kafka)
-    found: dict[str, tuple[GroupState, dict[TopicPartition, int]]] = {}
+    found: dict[str, tuple[str, dict[TopicPartition, int]]] = {}
     with suppress(*PASSING, TimeoutError):
         async with asyncio.timeout(_BROKER_S):
-            names = list(filter(may_use, await groups.names_at(node)))
+            states = await groups.states_at(node)
+            names = sorted(filter(may_use, states))
             for start in range(0, len(names), _GROUPS_A_REQUEST):
                 some = names[start : start + _GROUPS_A_REQUEST]
-                views = await groups.views_at(node, some)
                 for group, positions in (await groups.committed_at(node, some)).items():
                     if not isinstance(positions, errors.KafkaError):
-                        found[group] = views[group], positions
+                        found[group] = states[group], positions
             return found
     return None
 

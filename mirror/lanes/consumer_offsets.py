@@ -87,7 +87,7 @@ class ConsumerOffsetSync:
         committed: dict[str, Committed] = {}
         try:
             async with asyncio.timeout(_BROKER_S):
-                before, listed = self._known.get(of, {}), await there.names_at(node)
+                before, listed = self._known.get(of, {}), sorted(await there.states_at(node))
                 known = {group: before.get(group) or CarriedGroup() for group in listed if self._owns(group)}
                 self._known[of] = known
                 due = [group for group, one in known.items() if one.due_at <= now]

@@ -2,7 +2,7 @@
 // refresh moves no focus. Only a part of the rows is drawn: the filter searches all of them.
 
 import { el, put, visible } from "./dom.js";
-import { count } from "./format.js";
+import { count, plural } from "./format.js";
 import { remember } from "./route.js";
 
 const DRAWN = 200;
@@ -24,7 +24,7 @@ export class DataTable {
     this.drawn = DRAWN;
     this.lines = new Map();
     this.body = el("tbody");
-    this.headings = columns.map((column) => this.heading(column));
+    this.headings = columns.map((column, place) => this.heading(column, place));
     this.filter = el("input", { type: "search", "aria-label": `Filter ${shown}`, placeholder: "Filter" });
     this.filter.value = route.params.get(this.names.filter) ?? "";
     this.filter.addEventListener("input", () => this.changed({ [this.names.filter]: this.filter.value }));
@@ -47,10 +47,10 @@ export class DataTable {
     this.draw();
   }
 
-  heading(column) {
+  heading(column, place) {
     const order = () => this.changed({ [this.names.sort]: this.sort === column.id ? `-${column.id}` : column.id });
     const button = el("button", { type: "button", onclick: order }, column.label);
-    return el("th", { scope: "col", class: column.isNumber ? "number" : null }, button);
+    return el("th", { scope: "col", class: column.isNumber && place > 0 ? "number" : null }, button);
   }
 
   changed(parameters) {
@@ -83,7 +83,7 @@ export class DataTable {
       this.lines.delete(key);
     }
     const all = this.rows.length;
-    put(this.shown, found.length === all ? `${count(all)} rows` : `${count(found.length)} of ${count(all)} rows`);
+    put(this.shown, found.length === all ? plural(all, "row") : `${count(found.length)} of ${plural(all, "row")}`);
     this.more.hidden = drawn.length === found.length;
   }
 

@@ -40,7 +40,6 @@ function showAll({ root, route, signal, poll }) {
         show: (row) => link(to("consumers", [row.consumer]), row.consumer),
       },
       { id: "state", label: "State", value: (row) => row.state },
-      figure("members", "Members", count),
       {
         id: "topics",
         label: "Topics",

@@ -55,7 +55,11 @@ function showFindings(verdict, list, findings, atMs) {
       el("strong", {}, finding.wrong ? "Problem: " : "Note: ", foreign(finding.what)),
       finding.for_s === null
         ? null
-        : el("span", { class: "since" }, ` since ${clock(atMs - finding.for_s * 1000)}`),
+        : el(
+            "span",
+            { class: "since" },
+            ` ${finding.wrong ? "since" : "at"} ${clock(atMs - finding.for_s * 1000)}`,
+          ),
       el("div", {}, foreign(finding.reason)),
     ),
   );

@@ -35,7 +35,12 @@ export function show({ root, route, caller, signal, poll, refused }) {
   });
   const stop = el("button", { type: "button", "aria-pressed": "false", onclick: () => hold() }, "Hold");
   const said = el("p", { class: "note", role: "status" });
-  const log = el("ol", { class: "log", tabindex: "0", role: "log", "aria-label": "Chunks", "aria-live": "off" });
+  const list = el("ol");
+  const log = el(
+    "div",
+    { class: "log", tabindex: "0", role: "log", "aria-label": "Chunks", "aria-live": "off" },
+    list,
+  );
   let isHeld = false;
   let tail = begin();
   let shown = 0;
@@ -43,7 +48,7 @@ export function show({ root, route, caller, signal, poll, refused }) {
   const apply = (event) => {
     event.preventDefault();
     remember(route, Object.fromEntries(Object.entries(fields).map(([name, input]) => [name, input.value])));
-    log.replaceChildren();
+    list.replaceChildren();
     shown = 0;
     tail = begin();
     again();
@@ -101,9 +106,9 @@ export function show({ root, route, caller, signal, poll, refused }) {
     const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
     const wanted = rows.filter((row) => dataOf(row).includes(fields.text.value));
     shown += wanted.length;
-    log.append(...wanted.slice(-KEPT).map(entry));
-    while (log.childElementCount > KEPT) {
-      log.firstElementChild.remove();
+    list.append(...wanted.slice(-KEPT).map(entry));
+    while (list.childElementCount > KEPT) {
+      list.firstElementChild.remove();
     }
     if (isAtEnd) {
       log.scrollTop = log.scrollHeight;
