@@ -61,7 +61,8 @@ async def chromium(
         browser = await playwright.chromium.launch(executable_path=CHROMIUM)
         try:
             width, height = size
-            page = await browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            context = await browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page = await context.new_page()
             expect.set_options(timeout=_WAIT_MS)
             page.set_default_timeout(_WAIT_MS)
             opened = Opened(page)

@@ -55,8 +55,12 @@ export function put(element, content) {
   }
 }
 
+let controls = 0;
+
 export function labelled(label, control) {
-  return el("label", { class: "field" }, el("span", {}, label), control);
+  controls += 1;
+  control.id = `control-${controls}`;
+  return el("div", { class: "field" }, el("label", { for: control.id }, label), control);
 }
 
 export function select(options, chosen, onchange) {
