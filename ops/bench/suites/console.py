@@ -67,6 +67,10 @@ async def _write(session: aiohttp.ClientSession, number: int) -> None:
 
 
 async def _ask(session: aiohttp.ClientSession, method: str, path: str, **request: Any) -> Any:
-    async with session.request(method, path, **request) as answer:
-        answer.raise_for_status()
-        return await answer.json()
+    """The answer; what changes something is asked for until it is done, which may be repeated."""
+    while True:
+        async with session.request(method, path, **request) as answer:
+            if answer.status != 503 or method == "GET":
+                answer.raise_for_status()
+                return await answer.json()
+        await asyncio.sleep(1)
