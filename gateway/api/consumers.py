@@ -111,7 +111,8 @@ class ConsumersApi:
         return json_response({"consumer": consumer, "generation": body.generation, **committed})
 
     async def offsets(self, call: Call) -> web.StreamResponse:
-        call.knows_only()
+        call.knows_only("records_only")
+        reads = not flag(call.query, "records_only")
         consumer = self._consumer(call)
         topics, patterns = self._topics(call)
         if patterns:
@@ -125,7 +126,9 @@ class ConsumersApi:
         committed = await groups.committed(consumer)
         if topics:
             committed = {partition: offset for partition, offset in committed.items() if partition[0] in topics}
-        positions = await consumer_offsets.lags(self.kafka, committed, topics, self._may_read(call, consumer))
+        positions = await consumer_offsets.lags(
+            self.kafka, committed, topics, self._may_read(call, consumer), reads=reads
+        )
         return json_response(
             {"consumer": consumer, "state": view.state, "members": view.members, "positions": positions}
         )

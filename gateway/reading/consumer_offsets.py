@@ -35,7 +35,12 @@ class RequestedPosition(NamedTuple):
 
 
 async def lags(
-    kafka: KafkaClient, committed: Mapping[TopicPartition, int], named: Iterable[str], may_read: MayRead
+    kafka: KafkaClient,
+    committed: Mapping[TopicPartition, int],
+    named: Iterable[str],
+    may_read: MayRead,
+    *,
+    reads: bool = True,
 ) -> list[dict[str, Any]]:
     """Every partition of the topics that have a committed position or are named.
 
@@ -44,6 +49,7 @@ async def lags(
     too high by as many, but it is 0 exactly when nothing is unread. ``lag_seconds``: the age of that record.
     ``lag_bytes``: of the unread chunks, by what the oldest of them have: exact where those are few (`_LOOK_BYTES`),
     else an estimate, since Kafka tells no sizes of a part of a partition. None of them is known without a leader.
+    ``reads`` False: by offsets alone, without a read of each partition; bytes and age are None.
     """
     wanted = {topic for topic, _ in committed} | set(named)
     views = (await kafka.describe(sorted(filter(may_read, wanted)))).topics
@@ -59,7 +65,9 @@ async def lags(
             first = firsts[partition]
             position = max(first, first if offset is None else offset)
             is_outside = offset is not None and not first <= offset <= end
-            records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
+            records, size_bytes, oldest_ms = max(0, end - position), None, None
+            if reads:
+                records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
             age_s = None if oldest_ms is None else max(0.0, round((kafka.clock.now_ms() - oldest_ms) / 1000, 3))
         return {
             "topic": partition[0],

@@ -47,7 +47,7 @@ async def _measured(url: str) -> dict[str, float]:
             "sources_silent": f"/v1/topics/{_TOPIC}/sources?idle_for_ms=3600000",
             "source": f"/v1/topics/{_TOPIC}/sources/host7",
             "consumers": "/v1/consumers",
-            "offsets": offsets,
+            "offsets": f"{offsets}?records_only=true",
             "subscriptions": "/v1/subscriptions",
         }
         return {name: await _p95_ms(session, path) for name, path in paths.items()}

@@ -55,7 +55,10 @@ async def test_a_preview_sets_nothing(workers: Gateway, topic_name: str) -> None
     assert answer.document["positions"] == [{"topic": topic, "partition": 0, "offset": 0}]
     assert (await workers.ask("GET", path)).document["positions"] == before
     await workers.ask("PUT", path + "?dry_run=false", json={"topic": topic, "to": "earliest"})
-    assert (await workers.ask("GET", path)).document["positions"][0]["offset"] == 0
+    (exact,) = (await workers.ask("GET", path)).document["positions"]
+    (quick,) = (await workers.ask("GET", path + "?records_only=true")).document["positions"]
+    assert (exact["offset"], exact["lag_bytes"] > 0) == (0, True)
+    assert quick == {**exact, "lag_records": exact["next"], "lag_bytes": None, "lag_seconds": None}
 
 
 async def test_consumers_are_listed_with_their_lag(workers: Gateway, topic_name: str) -> None:
