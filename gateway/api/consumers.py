@@ -19,6 +19,7 @@ from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition, s
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import LISTS_BYTES, Admission, computed
 from logferry.gateway.http.auth import Gate, Right
+from logferry.gateway.http.request import flag
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
@@ -53,6 +54,7 @@ class ConsumersApi:
 
     def add_to(self, routes: Routes) -> None:
         consumer = "/v1/consumers/{consumer}"
+        routes.add("GET", "/v1/consumers", "consumers", self.list, Right.KNOWN)
         routes.add("GET", consumer + "/stream", "stream", self.stream, Right.KNOWN, lists=("topic", "cursor"))
         routes.add("POST", consumer + "/sessions/{session}/commit", "commit", self.commit, Right.KNOWN)
         routes.add("GET", consumer + "/offsets", "offsets", self.offsets, Right.KNOWN, lists=("topic",))
@@ -109,7 +111,8 @@ class ConsumersApi:
         return json_response({"consumer": consumer, "generation": body.generation, **committed})
 
     async def offsets(self, call: Call) -> web.StreamResponse:
-        call.knows_only()
+        call.knows_only("records_only")
+        reads = not flag(call.query, "records_only")
         consumer = self._consumer(call)
         topics, patterns = self._topics(call)
         if patterns:
@@ -123,14 +126,31 @@ class ConsumersApi:
         committed = await groups.committed(consumer)
         if topics:
             committed = {partition: offset for partition, offset in committed.items() if partition[0] in topics}
-        positions = await consumer_offsets.lags(self.kafka, committed, topics, self._may_read(call, consumer))
+        positions = await consumer_offsets.lags(
+            self.kafka, committed, topics, self._may_read(call, consumer), reads=reads
+        )
         return json_response(
             {"consumer": consumer, "state": view.state, "members": view.members, "positions": positions}
         )
 
+    async def list(self, call: Call) -> web.StreamResponse:
+        """The consumers that the caller may use, with a position in a topic that it may read."""
+        call.knows_only()
+        self._check_reads(call)
+
+        def may_use(group: str) -> bool:
+            return _CONSUMER.match(group) is not None and self._owner(group) is None and call.caller.may_use(group)
+
+        dcs = self.config.known_dcs
+        found, is_complete = await consumer_offsets.summaries(
+            self.kafka, may_use, lambda topic: topic.partition(".")[0] in dcs and call.caller.may_read(topic)
+        )
+        return json_response({"consumers": found, "complete": is_complete})
+
     async def put_offsets(self, call: Call) -> web.StreamResponse:
         """Sets positions while the consumer has no live sessions, which would not notice the change."""
-        call.knows_only()
+        call.knows_only("dry_run")
+        is_dry = flag(call.query, "dry_run")
         consumer = self._consumer(call)
         body = await self.admission.document(call.request, PositionsBody, LISTS_BYTES)
         if body.positions is None:
@@ -142,7 +162,8 @@ class ConsumersApi:
             self._add(call, settings, partition, consumer_offsets.RequestedPosition(partition, offset))
         offsets = await consumer_offsets.resolved(self.kafka, settings.values())
         await consumer_offsets.check_members(self.kafka, consumer)
-        await self._set(consumer, offsets)
+        if not is_dry:
+            await self._set(consumer, offsets)
         return json_response({"consumer": consumer, "positions": formats.positions(offsets)})
 
     async def _set(self, consumer: str, offsets: dict[TopicPartition, int]) -> None:
@@ -163,17 +184,24 @@ class ConsumersApi:
 
         Raises Problem ``forbidden`` for a consumer that is not the caller's.
         """
-        if call.caller.read.is_nothing:
-            raise Problem("forbidden", f"the token {call.caller.name} does not have the right to read anything")
+        self._check_reads(call)
         consumer = call.first("consumer")
         if not _CONSUMER.match(consumer):
             raise Malformed(f"consumer: {consumer[:200]!r} is not 1 to 200 of a-z A-Z 0-9 . _ -")
-        for own in (f"{self.config.prefix}.", _OWN):
-            if consumer.startswith(own):
-                raise Problem("conflict", f"names that begin with {own} are reserved for the groups of logferry itself")
+        own = self._owner(consumer)
+        if own is not None:
+            raise Problem("conflict", f"names that begin with {own} are reserved for the groups of logferry itself")
         if not call.caller.may_use(consumer):
             raise Problem("forbidden", f"the token {call.caller.name} does not have the right to use {consumer}")
         return consumer
+
+    def _owner(self, consumer: str) -> str | None:
+        """The reserved beginning of the name of a group of logferry's own; None: it is none."""
+        return next((own for own in (f"{self.config.prefix}.", _OWN) if consumer.startswith(own)), None)
+
+    def _check_reads(self, call: Call) -> None:
+        if call.caller.read.is_nothing:
+            raise Problem("forbidden", f"the token {call.caller.name} does not have the right to read anything")
 
     def _may_read(self, call: Call, consumer: str) -> consumer_offsets.MayRead:
         """Whether the caller may read a topic, as the consumer, at the time of the call: sessions live long."""

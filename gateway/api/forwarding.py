@@ -195,6 +195,11 @@ class Forwarding:
     async def _forward(self, request: web.BaseRequest, data: bytes, owner: str, who: str) -> web.Response:
         return await self._send(request.method, owner + request.raw_path, _handed_on(request), data, who)
 
+    async def get(self, request: web.BaseRequest, url: str, path: str, who: str) -> web.Response:
+        """The answer of a worker, ``who``, to GET with the headers of the request. Raises Problem without one."""
+        self.check_worker(url)
+        return await self._send("GET", url + path, _handed_on(request), b"", who)
+
     async def post(self, owner: str, path: str, headers: CIMultiDict[str], data: bytes, who: str) -> web.Response:
         """The answer of another worker, ``who``, to a request that this one makes. Raises Problem without an answer."""
         self.check_worker(owner)

@@ -11,25 +11,21 @@ from logferry.gateway.api.archive_schemas import PieceStored as PieceStored
 from logferry.gateway.api.archive_schemas import UploadCommitted as UploadCommitted
 from logferry.gateway.api.archive_schemas import UploadDescription as UploadDescription
 from logferry.gateway.api.archive_schemas import UploadRequested as UploadRequested
+from logferry.gateway.api.status_schemas import AllWorkersStatus as AllWorkersStatus
+from logferry.gateway.api.status_schemas import CallerRights as CallerRights
+from logferry.gateway.api.status_schemas import MirrorWorkers as MirrorWorkers
+from logferry.gateway.api.status_schemas import Number, WireModel
+from logferry.gateway.api.status_schemas import Status as Status
 from logferry.gateway.api.subscription_schemas import SubscriptionDetails as SubscriptionDetails
 from logferry.gateway.api.subscription_schemas import SubscriptionsList as SubscriptionsList
 from logferry.gateway.api.subscription_schemas import SubscriptionSummary as SubscriptionSummary
-from logferry.gateway.contract.names import MAX_SEQNO
 from logferry.gateway.subscriptions import PushSubscription as PushSubscription
 from logferry.gateway.subscriptions import Replay as Replay
-from logferry.gateway.topics.open_transactions import OverdueTransaction
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
 _Small = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _End = Literal["earliest", "latest"]
 _MANY: Final = Field(min_length=1, max_length=10_000, fail_fast=True)  # each further error is costly
-
-
-class WireModel(BaseModel):
-    """Of an answer all of the keys are always there, but for those with a default; nothing else is."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ProblemDocument(BaseModel):
@@ -108,11 +104,17 @@ class SourcesPage(WireModel):
 
 
 class PartitionRange(WireModel):
-    """``first`` is retained, ``next`` follows the last committed record; null: the partition has no leader."""
+    """``first`` is retained, ``next`` follows the last committed record; null: the partition has no leader.
+
+    ``at``, with ``at_ms``: of the first record recorded at or after that time; null: there is none so late.
+    ``size_bytes``, with ``sizes``: of the leader's log in Kafka; null: the broker does not say it.
+    """
 
     partition: Number
     first: Number | None
     next: Number | None
+    at: Number | None = None
+    size_bytes: Number | None = None
 
 
 class TopicDescription(WireModel):
@@ -151,7 +153,7 @@ class PositionsCommitted(WireModel):
 
 
 class PositionsSet(WireModel):
-    """The positions at which the consumer continues."""
+    """The positions at which the consumer continues, or with ``dry_run`` would continue."""
 
     consumer: str
     positions: list[PartitionPosition]
@@ -194,6 +196,28 @@ class ConsumerOffsets(WireModel):
     positions: list[PartitionLag]
 
 
+class ConsumerSummary(WireModel):
+    """``topics``: those with a position that the caller may read; the other figures are of these.
+
+    ``lag_records`` counts offsets; null: a partition has no leader. ``out_of_range``: partitions whose position is
+    not retained any more.
+    """
+
+    consumer: str
+    state: str
+    topics: list[str]
+    partitions: Number
+    lag_records: Number | None
+    out_of_range: Number
+
+
+class ConsumersList(WireModel):
+    """``complete`` false: a broker did not answer, whose consumers are missing."""
+
+    consumers: list[ConsumerSummary]
+    complete: bool
+
+
 class Alive(WireModel):
     """The process answers."""
 
@@ -205,130 +229,6 @@ class Ready(WireModel):
 
     status: Literal["ready"]
     lanes: dict[str, str]
-
-
-# ---- status: times are Unix ms by the clock of the worker that answers -------------------------------------------
-
-
-class WaitStatus(WireModel):
-    """``ended_ms`` null: it still waits."""
-
-    reason: str
-    began_ms: Number
-    ended_ms: Number | None
-
-
-class LaneStatus(WireModel):
-    """A lane of this worker. ``topic``, ``partition``: of its sources' states.
-
-    ``why``, ``since_ms``: of its state. ``in_flight_bytes``: of requests that wait for an answer. ``transaction_ms``:
-    when the running transaction began. ``last_wait``: its last interruption. The last error remains after the lane
-    has recovered.
-    """
-
-    lane: Number
-    topic: str
-    partition: Number
-    state: Literal["opening", "fencing", "replaying", "serving", "stopped", "closing", "closed"]
-    why: str
-    since_ms: Number
-    sources: Number
-    in_flight_bytes: Number
-    transaction_ms: Number | None
-    committed_ms: Number | None
-    last_wait: WaitStatus | None
-    last_error: str | None
-    last_error_ms: Number | None
-
-
-class GroupStatus(WireModel):
-    """The workers by Kafka's group as of ``seen_ms`` (null: never yet); ``owners``: lane → URL.
-
-    ``error``: why the group could not be read since.
-    """
-
-    name: str
-    members: list[str]
-    owners: dict[str, str]
-    seen_ms: Number | None
-    error: str | None
-
-
-class BrokerStatus(WireModel):
-    """``error`` null: it answers."""
-
-    id: int
-    host: str
-    port: Number
-    error: str | None
-
-
-class PartitionsStatus(WireModel):
-    """Partitions of the gateway's topics and of Kafka's own. ``examples`` names some, as in ``dc1.nginx-3``."""
-
-    total: Number
-    without_leader: Number
-    under_replicated: Number
-    examples: list[str]
-
-
-class KafkaStatus(WireModel):
-    """``reachable``: some broker answers. ``partitions`` null: not available, see ``error``."""
-
-    cluster_id: str | None
-    reachable: bool
-    answered_ms: Number | None
-    error: str | None
-    brokers: list[BrokerStatus]
-    partitions: PartitionsStatus | None
-
-
-class Usage(WireModel):
-    """The use of a limit; of ``lane_bytes``: by the fullest lane."""
-
-    used: Number
-    limit: Number
-
-
-class ThrottledStatus(WireModel):
-    """Writes that a quota rejected since the start. ``wait_s``: the sum of the waits in these answers."""
-
-    scope: Literal["token", "topic"]
-    name: str
-    count: Number
-    wait_s: Annotated[float, Field(ge=0)]
-    last_ms: Number
-
-
-class RefusedStatus(WireModel):
-    """A partition, or a whole topic (``partition`` null), that the worker writes nothing to now, and why."""
-
-    topic: str
-    partition: Number | None
-    why: str
-    since_ms: Number | None
-
-
-class Status(WireModel):
-    """One worker, and its view of the others: for the whole query each of ``group.members``.
-
-    ``lanes`` are its own, of ``lanes_total`` in the data centre.
-    """
-
-    version: str
-    dc: str
-    url: str
-    now_ms: Number
-    started_ms: Number
-    lanes_total: Number
-    lanes: list[LaneStatus]
-    group: GroupStatus
-    kafka: KafkaStatus
-    limits: dict[str, Usage]
-    throttled: list[ThrottledStatus]
-    refused: list[RefusedStatus] = []
-    open_transactions: list[OverdueTransaction] = []
-    warnings: list[str] = []
 
 
 # ---- bodies of requests ------------------------------------------------------------------------------------------

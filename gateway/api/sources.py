@@ -31,6 +31,7 @@ from logferry.gateway.http.request import (
     ChunkLimits,
     checked,
     decoded_body,
+    flag,
     header_attributes,
     iter_chunks,
     number,
@@ -59,6 +60,7 @@ from logferry.gateway.topics.copies import RemoteSources
 from logferry.gateway.turns import Turns
 
 _PAGE: Final = 1000
+_MORE: Final = ("at_ms", "sizes")
 _STATE_BYTES: Final = 256
 # Counted for each chunk beside its data, so that many tiny ones stay within the limits of bytes, too.
 CHUNK_OVERHEAD_BYTES: Final = 100
@@ -163,12 +165,14 @@ class SourcesApi:
         return answer
 
     async def list_topics(self, call: Call) -> web.StreamResponse:
-        call.knows_only()
-        return json_response({"topics": await self.topics.describe_all(call.caller.may_see)})
+        call.knows_only(*_MORE)
+        at_ms, sizes = optional_number(call.query, "at_ms"), flag(call.query, "sizes")
+        return json_response({"topics": await self.topics.describe_all(call.caller.may_see, at_ms, sizes=sizes)})
 
     async def get_topic(self, call: Call) -> web.StreamResponse:
-        call.knows_only()
-        return json_response(await self.topics.describe(call.first("topic")))
+        call.knows_only(*_MORE)
+        at_ms, sizes = optional_number(call.query, "at_ms"), flag(call.query, "sizes")
+        return json_response(await self.topics.describe(call.first("topic"), at_ms, sizes=sizes))
 
     async def put_topic(self, call: Call) -> web.StreamResponse:
         call.knows_only()

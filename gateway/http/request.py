@@ -50,6 +50,14 @@ def optional_number(query: Mapping[str, str], name: str) -> int | None:
     return number(query[name], name) if name in query else None
 
 
+def flag(query: Mapping[str, str], name: str) -> bool:
+    """Whether it is given as ``true``; ``false`` and nothing mean no. Raises Malformed."""
+    given = query.get(name, "false")
+    if given not in ("true", "false"):
+        raise Malformed(f"{name}: {given[:40]!r} is neither true nor false")
+    return given == "true"
+
+
 def validated(model: type[_Model], body: bytes) -> _Model:
     """The JSON body as the model. Raises Malformed with each wrong place, and a bounded work for any body."""
     if sum(map(body.count, (b",", b":", b"[", b"{"))) > _JSON_TOKENS:

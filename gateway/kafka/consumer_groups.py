@@ -48,6 +48,16 @@ class ConsumerGroupDescribeRequest(
     """Asks for a group of the newer protocol (KIP-848); DescribeGroups sees no members in such a group."""
 
 
+class ListGroupsRequest(
+    FlexibleRequest,
+    key=16,
+    version=4,
+    asked="states:texts",
+    answered="throttle_time_ms:int32 error_code:int16 groups[group:text kind:text state:text]",
+):
+    """The groups of one coordinator in some states, or in all (KIP-518)."""
+
+
 class GroupOffsetsRequest(
     FlexibleRequest,
     key=9,
@@ -82,6 +92,12 @@ class ConsumerGroups:
     async def view(self, group: str) -> GroupState:
         state, _kind, members = await self._kafka.with_coordinator(group, partial(_described, group=group))
         return GroupState(state, len(members))
+
+    async def states_at(self, node: int) -> dict[str, str]:
+        """The groups of consumers that the broker coordinates, with their state. Raises KafkaError."""
+        response = await self._kafka.send(node, ListGroupsRequest([]))
+        raise_for(response.error_code, f"the groups of broker {node}")
+        return {group: state for group, kind, state, _ in response.groups if kind in _CONSUMER_KINDS}
 
     async def client_ids(self, group: str) -> list[str]:
         """The client ids of the members, of either protocol; of a group that is none of consumers, its type."""

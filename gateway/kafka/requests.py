@@ -4,8 +4,8 @@
   its id; the states of the older one are not valid for it.
 * EndTxn 5 returns the epoch of the next transaction (KIP-890), so a batch that the network delayed can never become
   part of a later transaction, and sequence numbers start at zero in each.
-* IncrementalAlterConfigs 1 (KIP-339), DescribeQuorum 1, which has the time of the active controller (KIP-595,
-  KIP-836), and ApiVersions 3 with the finalized features.
+* IncrementalAlterConfigs 1 (KIP-339), DescribeLogDirs 2 (KIP-113), ApiVersions 3 with the finalized features, and
+  DescribeQuorum 1, which has the time of the active controller (KIP-595, KIP-836).
 """
 
 from __future__ import annotations
@@ -232,6 +232,32 @@ def read_abilities(response: Any) -> BrokerAbilities:
     raw = response.tags.get(_FINALIZED_FEATURES)
     features = {name: level for name, level, _, _ in _FEATURES.decode(BytesIO(raw))} if raw else {}
     return BrokerAbilities(newest.get(0, 0), newest.get(26, 0), features.get("transaction.version", 0))
+
+
+_LOG_DIRS: Final = schema(
+    "throttle_time_ms:int32 dirs[error_code:int16 dir:text topics[topic:text partitions[partition:int32 "
+    "size_bytes:int64 offset_lag:int64 is_future:bool]]]"
+)
+
+
+class DescribeLogDirsRequest(
+    FlexibleRequest, key=35, version=2, asked="topics[topic:text partitions:int32s]", answered=None
+):
+    """Asks one broker for the sizes of its replicas. `read_log_sizes` decodes the answer."""
+
+    def __init__(self, partitions: Mapping[str, list[int]]) -> None:
+        super().__init__([(topic, numbers, {}) for topic, numbers in partitions.items()])
+
+
+def read_log_sizes(raw: BytesIO) -> dict[tuple[str, int], int]:
+    """Bytes by partition; a copy that is being moved to another directory does not count, nor a failed directory."""
+    found = {}
+    for code, _dir, topics, _ in _LOG_DIRS.decode(raw)[1]:
+        for topic, partitions, _ in topics if not code else ():
+            for number, size_bytes, _lag, is_future, _ in partitions:
+                if not is_future:
+                    found[topic, number] = size_bytes
+    return found
 
 
 _REPLICA_STATES: Final = "[replica:int32 end:int64 fetched_ms:int64 caught_up_ms:int64]"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, PASSING, KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER, grouped
 from logferry.gateway.reading.assignment import out_of_range, unknown_topic
 
 _LOOK_BYTES: Final = 64 << 10
+# A broker that takes longer for its groups is left out of a list.
+_BROKER_S: Final = 5.0
+_GROUPS_A_REQUEST: Final = 100
 # The client id of a read session's member begins so.
 CLIENT_ID_PREFIX: Final = "logferry-"
 
@@ -31,7 +35,12 @@ class RequestedPosition(NamedTuple):
 
 
 async def lags(
-    kafka: KafkaClient, committed: Mapping[TopicPartition, int], named: Iterable[str], may_read: MayRead
+    kafka: KafkaClient,
+    committed: Mapping[TopicPartition, int],
+    named: Iterable[str],
+    may_read: MayRead,
+    *,
+    reads: bool = True,
 ) -> list[dict[str, Any]]:
     """Every partition of the topics that have a committed position or are named.
 
@@ -40,6 +49,7 @@ async def lags(
     too high by as many, but it is 0 exactly when nothing is unread. ``lag_seconds``: the age of that record.
     ``lag_bytes``: of the unread chunks, by what the oldest of them have: exact where those are few (`_LOOK_BYTES`),
     else an estimate, since Kafka tells no sizes of a part of a partition. None of them is known without a leader.
+    ``reads`` False: by offsets alone, without a read of each partition; bytes and age are None.
     """
     wanted = {topic for topic, _ in committed} | set(named)
     views = (await kafka.describe(sorted(filter(may_read, wanted)))).topics
@@ -55,7 +65,9 @@ async def lags(
             first = firsts[partition]
             position = max(first, first if offset is None else offset)
             is_outside = offset is not None and not first <= offset <= end
-            records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
+            records, size_bytes, oldest_ms = max(0, end - position), None, None
+            if reads:
+                records, size_bytes, oldest_ms = await _unread(kafka, partition, position, end)
             age_s = None if oldest_ms is None else max(0.0, round((kafka.clock.now_ms() - oldest_ms) / 1000, 3))
         return {
             "topic": partition[0],
@@ -96,6 +108,53 @@ async def _unread(
             break
         position = fetched.next_offset
     return 0, 0, None
+
+
+async def summaries(kafka: KafkaClient, may_use: MayRead, may_read: MayRead) -> tuple[list[dict[str, Any]], bool]:
+    """The consumers with a position in a topic that may be read; and whether every broker answered for its own."""
+    answers = await asyncio.gather(*(_positions_at(kafka, node, may_use) for node, _, _ in kafka.brokers()))
+    named = {topic for answer in answers for _, at in (answer or {}).values() for topic, _ in at if may_read(topic)}
+    views = (await kafka.describe(sorted(named))).topics if named else {}
+    there = [(name, p.partition) for name, view in sorted(views.items()) for p in view.partitions]
+    firsts = await kafka.offsets(there, EARLIEST, ELECTION_S) if there else {}
+    ends = await kafka.offsets(sorted(firsts), LATEST, ELECTION_S) if firsts else {}
+    exist, found = set(there), []
+    for consumer, (state, positions) in sorted(pair for answer in answers for pair in (answer or {}).items()):
+        at = {partition: offset for partition, offset in positions.items() if partition in exist}
+        if not at:
+            continue
+        known = [(firsts[tp], offset, ends[tp]) for tp, offset in at.items() if tp in ends]
+        lag = sum(max(0, end - max(first, offset)) for first, offset, end in known)
+        found.append(
+            {
+                "consumer": consumer,
+                "state": state,
+                "topics": sorted({topic for topic, _ in at}),
+                "partitions": len(at),
+                "lag_records": lag if len(known) == len(at) else None,
+                "out_of_range": sum(not first <= offset <= end for first, offset, end in known),
+            }
+        )
+    return found, None not in answers
+
+
+async def _positions_at(
+    kafka: KafkaClient, node: int, may_use: MayRead
+) -> dict[str, tuple[str, dict[TopicPartition, int]]] | None:
+    """Of the groups that the broker coordinates; None: it does not answer."""
+    groups = ConsumerGroups(kafka)
+    found: dict[str, tuple[str, dict[TopicPartition, int]]] = {}
+    with suppress(*PASSING, TimeoutError):
+        async with asyncio.timeout(_BROKER_S):
+            states = await groups.states_at(node)
+            names = sorted(filter(may_use, states))
+            for start in range(0, len(names), _GROUPS_A_REQUEST):
+                some = names[start : start + _GROUPS_A_REQUEST]
+                for group, positions in (await groups.committed_at(node, some)).items():
+                    if not isinstance(positions, errors.KafkaError):
+                        found[group] = states[group], positions
+            return found
+    return None
 
 
 async def strangers(kafka: KafkaClient, consumer: str) -> list[str]:

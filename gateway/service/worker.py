@@ -23,6 +23,7 @@ from logferry.gateway.api.status import StatusApi
 from logferry.gateway.api.subscriptions import SubscriptionsApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
+from logferry.gateway.console.pages import ConsoleApi
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.http.admission import Admission, Quotas
 from logferry.gateway.http.auth import Gate
@@ -112,9 +113,10 @@ async def _parts(
             *_receivers(config.receivers, appender),
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
-            StatusApi(config, kafka, topics, ownership, quotas, sessions, open_transactions).add_to,
+            StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions).add_to,
             SubscriptionsApi(config, kafka, admission, subscriptions).add_to,
             HealthApi(ownership, REGISTRY).add_to,
+            ConsoleApi().add_to,
         ),
     )
     routes.clock = kafka.clock

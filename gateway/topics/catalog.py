@@ -18,7 +18,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.names import check_topic, full_topic, printed_topic_id, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
-from logferry.gateway.kafka.requests import TopicMetadata
+from logferry.gateway.kafka.requests import DescribeLogDirsRequest, TopicMetadata, read_answer, read_log_sizes
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.topics.health import PartitionHealth, replication, weakness
 
@@ -168,29 +168,39 @@ class TopicCatalog:
                         return described
                 await asyncio.sleep(0.02)
 
-    async def describe(self, topic: str) -> dict[str, Any]:
+    async def describe(self, topic: str, at_ms: int | None = None, *, sizes: bool = False) -> dict[str, Any]:
         """A topic, named as in `Config.full_name`. ``first`` is retained, ``next`` follows the last committed one; None
-        for a partition without a leader."""
+        for a partition without a leader. ``at_ms``, ``sizes``: with the offset at that time, and with its bytes."""
         topic = self._config.full_name(topic)
         try:
             view = await self._kafka.describe_topic(topic)
-            return (await self._describe([view]))[0]
+            return (await self._describe([view], at_ms, sizes))[0]
         except errors.UnknownTopicOrPartitionError:
             raise self._unknown(topic) from None
 
-    async def describe_all(self, wanted: Callable[[str], bool]) -> list[dict[str, Any]]:
+    async def describe_all(
+        self, wanted: Callable[[str], bool], at_ms: int | None = None, *, sizes: bool = False
+    ) -> list[dict[str, Any]]:
         """The wanted topics of the known data centres, by name, described as by `describe`."""
         known = self._config.known_dcs
         views = (await self._kafka.describe()).topics
         names = [name for name in sorted(views) if name.partition(".")[0] in known and wanted(name)]
-        return await self._describe([views[name] for name in names])
+        return await self._describe([views[name] for name in names], at_ms, sizes)
 
-    async def _describe(self, views: list[TopicMetadata]) -> list[dict[str, Any]]:
+    async def _describe(
+        self, views: list[TopicMetadata], at_ms: int | None = None, sizes: bool = False
+    ) -> list[dict[str, Any]]:
         if not views:
             return []
         configs = await self._kafka.configs([view.name for view in views])
         partitions = [(view.name, p.partition) for view in views for p in view.partitions]
         firsts = await self._kafka.offsets(partitions, EARLIEST, ELECTION_S)
+        more: dict[str, dict[tuple[str, int], int | None]] = {}
+        if at_ms is not None:
+            at = await self._kafka.offsets(sorted(firsts), at_ms, ELECTION_S)
+            more["at"] = {tp: offset if offset >= 0 else None for tp, offset in at.items()}
+        if sizes:
+            more["size_bytes"] = dict(await self._sizes(views))
         nexts = await self._kafka.offsets(sorted(firsts), LATEST, ELECTION_S)
         described = []
         for view in views:
@@ -203,7 +213,33 @@ class TopicCatalog:
                 "name": name,
                 "partitions": len(tps),
                 "retention_ms": int(configs[view.name]["retention.ms"]),
-                "offsets": [{"partition": tp[1], "first": firsts.get(tp), "next": nexts.get(tp)} for tp in tps],
+                "offsets": [
+                    {
+                        "partition": tp[1],
+                        "first": firsts.get(tp),
+                        "next": nexts.get(tp),
+                        **{name: values.get(tp) for name, values in more.items()},
+                    }
+                    for tp in tps
+                ],
             }
             described.append(facts)
         return described
+
+    async def _sizes(self, views: list[TopicMetadata]) -> dict[tuple[str, int], int]:
+        """The bytes of the leaders' logs, where these answer and the gateway has the right to describe the cluster."""
+        led: dict[int, dict[str, list[int]]] = {}
+        for view in views:
+            for partition in view.partitions:
+                if partition.leader >= 0:
+                    led.setdefault(partition.leader, {}).setdefault(view.name, []).append(partition.partition)
+
+        async def ask(node: int, partitions: dict[str, list[int]]) -> dict[tuple[str, int], int]:
+            with suppress(errors.KafkaError, TimeoutError):
+                async with asyncio.timeout(ELECTION_S):
+                    answer = await self._kafka.send(node, DescribeLogDirsRequest(partitions))
+                return await read_answer(answer, read_log_sizes)
+            return {}
+
+        answers = await asyncio.gather(*(ask(node, partitions) for node, partitions in led.items()))
+        return {tp: size for answer in answers for tp, size in answer.items()}

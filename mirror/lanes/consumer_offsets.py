@@ -15,14 +15,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from aiokafka import errors
-from aiokafka.protocol.admin import ListGroupsRequest
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import KafkaClient, raise_for
+from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, Committed, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER
 from logferry.gateway.topics.copies import OffsetTranslation
@@ -33,7 +32,6 @@ _INTERVAL_S: Final = 3.0
 _LONGEST_PAUSE_S: Final = 60.0
 # A broker that takes longer for the positions of its groups is left to the next round.
 _BROKER_S: Final = 10.0
-_CONSUMER: Final = "consumer"
 _GROUPS_A_REQUEST: Final = 100
 # Groups that are looked at here at the same time.
 _AT_ONCE: Final = 16
@@ -89,7 +87,7 @@ class ConsumerOffsetSync:
         committed: dict[str, Committed] = {}
         try:
             async with asyncio.timeout(_BROKER_S):
-                before, listed = self._known.get(of, {}), await _groups(link.kafka, node)
+                before, listed = self._known.get(of, {}), sorted(await there.states_at(node))
                 known = {group: before.get(group) or CarriedGroup() for group in listed if self._owns(group)}
                 self._known[of] = known
                 due = [group for group, one in known.items() if one.due_at <= now]
@@ -157,11 +155,3 @@ class ConsumerOffsetSync:
         history = self._chained.histories.get(link.remote.dc) if link.remote.is_chained(tp[0]) else None
         original = offset if history is None else await history.to_original(tp, offset)
         return await self._translation.to_here(tp, original)
-
-
-async def _groups(kafka: KafkaClient, node: int) -> list[str]:
-    """The consumer groups that the broker coordinates. Raises KafkaError."""
-    response: Any = await kafka.send(node, ListGroupsRequest())
-    raise_for(response.error_code, f"the groups of broker {node}")
-    # Read sessions are plain consumers; the workers' own groups have no offsets in mirrored topics.
-    return sorted(group for group, kind in (entry[:2] for entry in response.groups) if kind in (_CONSUMER, ""))

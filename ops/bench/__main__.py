@@ -9,12 +9,24 @@ from typing import Final
 
 from logferry.ops.bench.harness.figures import Figure, append_figure, print_figures
 from logferry.ops.bench.harness.peers import PeerMissing
-from logferry.ops.bench.suites import audit, compact, delivery, gateway, load, mirror, overhead, push, query, receivers
+from logferry.ops.bench.suites import (
+    audit,
+    compact,
+    console,
+    delivery,
+    gateway,
+    load,
+    mirror,
+    overhead,
+    push,
+    query,
+    receivers,
+)
 
 # Every public function of a suite is a benchmark.
 BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     name: function
-    for suite in (gateway, mirror, load, push, audit, query, overhead, compact, receivers, delivery)
+    for suite in (gateway, mirror, load, push, audit, query, overhead, compact, receivers, delivery, console)
     for name, function in vars(suite).items()
     if isfunction(function) and function.__module__ == suite.__name__ and not name.startswith("_")
 }

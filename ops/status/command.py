@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar
 
-from logferry.gateway.api.schemas import Status
+from logferry.gateway.api.diagnosis import AllWorkers, ServiceStatus, SilentWorker, as_document, diagnose
+from logferry.gateway.api.status_schemas import Status
 from logferry.ops.cli.gateway_client import GatewayClient, RequestRefused, add_gateway_options, token_of
 from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from logferry.ops.cli.terminal import console_for_output
 from logferry.ops.status import deliver, mirror
-from logferry.ops.status.diagnosis import AllWorkers, ServiceStatus, SilentWorker, as_document, diagnose
 from logferry.ops.status.render import print_status
 from pydantic import ValidationError
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from logferry.gateway.api import diagnosis
+from logferry.gateway.api.diagnosis import AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
 from logferry.loaders.terminal import escape
-from logferry.ops.status import diagnosis
-from logferry.ops.status.diagnosis import AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
 from logferry.ops.status.render import count, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console

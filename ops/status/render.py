@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from logferry.gateway.api.schemas import LaneStatus, Status
+from logferry.gateway.api.diagnosis import Diagnosis, ServiceStatus, lane_holders
+from logferry.gateway.api.status_schemas import LaneStatus, Status
 from logferry.loaders.terminal import escape
-from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, lane_holders
 from rich import box
 from rich.console import Console
 from rich.filesize import decimal

@@ -23,6 +23,8 @@ MAIN_WAYS: Final[dict[str, str]] = {
     "client/test_python39.py": "test_it_sends_files_byte_for_byte test_the_library_writes_and_reads",
     "gateway/test_archive_http.py": "test_a_file_is_visible_by_its_commit_at_any_worker test_two_clients_with_one_id",
     "gateway/test_bad_input.py": "test_every_case_gets_its_problem_and_changes_nothing",
+    "gateway/test_console.py": "test_each_page_shows_the_stack test_a_token_sees_what_it_may_and_nothing_of_others",
+    "gateway/test_console_interface.py": "test_a_preview_sets_nothing test_consumers_are_listed_with_their_lag",
     "gateway/test_gateway_http.py": "",
     "gateway/test_gateway_places.py": "",
     "gateway/test_held_loop.py": "test_the_worst_of_each_format_does_not_hold_the_loop",

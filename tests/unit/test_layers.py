@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("gateway", "gateway.contract", "gateway.kafka"),
         *("gateway.topics", "gateway.lanes", "gateway.reading", "gateway.http"),
     ),
+    "gateway.console": ("gateway", "gateway.http"),
     "gateway.receivers": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
         *("gateway.lanes", "gateway.http", "gateway.api"),
@@ -40,6 +41,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway.service": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
         *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api", "gateway.receivers"),
+        "gateway.console",
     ),
     "gateway.delivery": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
@@ -140,7 +142,7 @@ PURE = (
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.accepted_resets",
     "ops.audit.tables.rows",
-    "ops.status.diagnosis",
+    "gateway.api.diagnosis",
 )
 # A pure module may hold paths as values; the heartbeats of sources are spread at random.
 ALSO = {

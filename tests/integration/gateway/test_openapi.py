@@ -22,6 +22,7 @@ from logferry.gateway.api.read import ReadApi
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.api.status import StatusApi
 from logferry.gateway.api.subscriptions import SubscriptionsApi
+from logferry.gateway.console.pages import ConsoleApi
 from logferry.gateway.contract.chunk import MSGPACK
 from logferry.gateway.errors import PROBLEMS
 from logferry.gateway.http.auth import Right
@@ -43,7 +44,7 @@ def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
     kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, SubscriptionsApi, Appender, LinesApi]
-    kinds += [ElasticsearchApi, SplunkApi, OtlpApi, ArchiveApi]
+    kinds += [ElasticsearchApi, SplunkApi, OtlpApi, ArchiveApi, ConsoleApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     return openapi.all_routes(nothing, resources)
 
@@ -78,12 +79,13 @@ async def test_the_document_is_made_before_anything_is_served(monkeypatch: pytes
 
 def test_every_route_was_thought_about_who_may_call_it() -> None:
     silent = {route.name for route in every_route().declared if route.right is Right.EVERYTHING}
-    assert silent == {"status"}
+    assert silent == {"status", "workers", "mirror"}
     assert {route.name for route in every_route().declared if route.right is Right.OPEN} == {
         "healthz",
         "readyz",
         "openapi",
         "hec_health",
+        "console",
     }
 
 
@@ -157,16 +159,23 @@ async def test_answers_fit_the_document(gateway: Gateway) -> None:
         ("topics", "GET", "/v1/topics", {}),
         ("topic", "GET", f"/v1/topics/{topic}", {}),
         ("topic", "GET", f"/v1/topics/no{topic}", {}),
+        ("topics", "GET", "/v1/topics?at_ms=1&sizes=true", {}),
+        ("topic", "GET", f"/v1/topics/{topic}?at_ms=1&sizes=true", {}),
         ("read", "GET", f"/v1/topics/dc1.{topic}/partitions/0/chunks?offset=1000", {}),
         ("read", "GET", f"/v1/topics/dc1.{topic}/partitions/0/chunks", {}),
         ("put_offsets", "PUT", consumer, {"json": {"topic": f"dc1.{topic}", "to": "latest"}}),
         ("put_offsets", "PUT", consumer, {"json": {"topic": f"dc1.no{topic}", "to": "latest"}}),
+        ("put_offsets", "PUT", consumer + "?dry_run=true", {"json": {"topic": f"dc1.{topic}", "to": "earliest"}}),
         ("offsets", "GET", consumer, {}),
+        ("consumers", "GET", "/v1/consumers", {}),
         ("commit", "POST", consumer.replace("offsets", "sessions/none/commit"), {"json": {}}),
         ("forget", "DELETE", source, {}),
         ("healthz", "GET", "/healthz", {}),
         ("readyz", "GET", "/readyz", {}),
         ("status", "GET", "/v1/status", {}),
+        ("workers", "GET", "/v1/workers", {}),
+        ("mirror", "GET", "/v1/mirror", {}),
+        ("caller", "GET", "/v1/caller", {}),
         ("openapi", "GET", "/v1/openapi.json", {}),
     ):
         status, answer, headers = await gateway.ask(method, path, **request)

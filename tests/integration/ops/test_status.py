@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import trustme
-from logferry.gateway.api.schemas import Status
+from logferry.gateway.api.diagnosis import Diagnosis, ServiceStatus, diagnose
+from logferry.gateway.api.status_schemas import Status
 from logferry.gateway.token_command import new_token
 from logferry.ops.cli import main
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.status.command import query_workers
-from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, diagnose
 
 from tests.support.gateway import LANES, Gateway, gateway, source_path
 from tests.support.served_gateway import Gateway as SecuredGateway

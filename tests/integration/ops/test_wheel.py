@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,6 +124,7 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     shipped = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.suffix in SHIPPED]
     shipped += [ROOT / name / "py.typed" for name in SOURCES] + list((ROOT / "ops" / "deploy").iterdir())
+    shipped += (ROOT / "gateway" / "console" / "files").iterdir()
     assert found == {f"logferry/{path.relative_to(ROOT)}" for path in shipped}
 
 
@@ -201,6 +203,8 @@ def test_lines_pass_through_the_environments_of_all_extras(
     table, log, topic = str(tmp_path / "table"), str(tmp_path / "app.log"), f"dc1.{topic_name}"
     ops = environments["ops"]
     with gateway_of(environments["gateway"], kafka, tmp_path) as (url, config):
+        with urllib.request.urlopen(f"{url}/console/") as page:
+            assert page.status == 200
         ops.run("topics", "create", topic_name, "--partitions", "1", "--url", url)
         state = str(tmp_path / "state")
         environments[""].run("push", "--url", url, "--topic", topic_name, "--state-dir", state, "--once", log)

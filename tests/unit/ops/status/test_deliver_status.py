@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from logferry.gateway.api.diagnosis import AllWorkers, SilentWorker
 from logferry.ops.status.deliver import DeliverStatus, diagnose_delivery, subscriptions_of
-from logferry.ops.status.diagnosis import AllWorkers, SilentWorker
 
 NOW_MS = 1_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from logferry.ops.status.diagnosis import SilentWorker, as_document
+from logferry.gateway.api.diagnosis import SilentWorker, as_document
 from logferry.ops.status.mirror import Mirror, MirrorStatus, diagnose_mirror, links_of, print_mirror
 from rich.console import Console
 

@@ -6,7 +6,9 @@ import io
 from typing import Any
 
 import pytest
-from logferry.gateway.api.schemas import (
+from logferry.gateway.api.diagnosis import Diagnosis, ServiceStatus, SilentWorker, diagnose
+from logferry.gateway.api.status import partitions_status
+from logferry.gateway.api.status_schemas import (
     BrokerStatus,
     GroupStatus,
     KafkaStatus,
@@ -17,11 +19,9 @@ from logferry.gateway.api.schemas import (
     Usage,
     WaitStatus,
 )
-from logferry.gateway.api.status import partitions_status
 from logferry.gateway.kafka.requests import PartitionMetadata, TopicMetadata
 from logferry.gateway.topics.open_transactions import OverdueTransaction
 from logferry.ops.status import render
-from logferry.ops.status.diagnosis import Diagnosis, ServiceStatus, SilentWorker, diagnose
 from rich.console import Console
 
 NOW_MS = 1_700_000_000_000

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 
-from logferry.gateway.api.schemas import LaneStatus, Status
+from logferry.gateway.api.status_schemas import LaneStatus, Status
 from pydantic import BaseModel
 
 SLOW_S: Final = 5.0

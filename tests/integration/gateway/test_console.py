@@ -1,0 +1,388 @@
+"""The console in real Chromium, against two data centres of real processes, some of which are killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from logferry.gateway.token_command import new_token
+from logferry.ops.stack.kafka_cluster import KafkaCluster
+from logferry.ops.stack.stack import Stack
+from playwright.async_api import Page, expect
+
+from tests.support import served_gateway
+from tests.support.browser import NARROW, WIDE, Opened, chromium, needs_chromium
+
+pytestmark = needs_chromium
+
+PAGES: Final = {
+    "overview": "Overview",
+    "topics": "Topics",
+    "topics/dc1.access": "Topics / dc1.access",
+    "sources": "Sources",
+    "sources/access": "Sources / access",
+    "sources/access/web1%2Faccess.log": "Sources / access / web1/access.log",
+    "lanes": "Lanes",
+    "consumers": "Consumers",
+    "consumers/billing": "Consumers / billing",
+    "mirror": "Mirror",
+    "subscriptions": "Subscriptions",
+    "subscriptions/orders": "Subscriptions / orders",
+    "tables": "Tables",
+    "tail/dc1.access": "Live tail / dc1.access",
+}
+MARKUP: Final = "<img src=x onerror=\"document.body.dataset.owned='1'\">"
+# Reverses what stands after it.
+REVERSED: Final = "log.\u202egpj.exe"
+
+
+class Site:
+    """Two data centres. ``ask``: a request to a worker of the first one."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack, self.urls = stack, stack.urls("dc1")
+
+    async def ask(self, method: str, path: str, worker: int = 0, dc: str = "dc1", **options: Any) -> Any:
+        url = self.stack.urls(dc)[worker] + path
+        async with aiohttp.ClientSession() as session, session.request(method, url, **options) as answer:
+            assert answer.status < 300, await answer.text()
+            return await answer.json()
+
+    async def write(
+        self, source: str, seqno: int, data: bytes = b"one line\n", dc: str = "dc1", **headers: str
+    ) -> None:
+        path = f"/v1/topics/access/sources/{quote(source, safe='')}/chunks?seqno={seqno}"
+        await self.ask("POST", path, dc=dc, data=data, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    # So long a worker that is frozen is still a member, and missed.
+    settings = {"session_timeout_ms": 15_000}
+    folder = tmp_path_factory.mktemp("stack")
+    with Stack(folder, ("dc1", "dc2"), workers=2, lanes=4, mirrors=1, gateway_settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def site(stack: Stack) -> Site:
+    """With a topic of some sources in both data centres, a consumer that is behind, and a subscription."""
+    found = Site(stack)
+    await asyncio.to_thread(stack.wait_ready)
+    for dc in ("dc1", "dc2"):
+        await found.ask("PUT", "/v1/topics/access", dc=dc, json={"partitions": 3})
+        for number in (1, 2, 3):
+            await found.write(f"web{number}/access.log", 10, dc=dc)
+    beat = {"watermark_ms": 1_700_000_000_000, "position": 1000, "size": 3500}
+    await found.ask("POST", "/v1/topics/access/sources/web1%2Faccess.log/heartbeat", json=beat)
+    await found.ask("PUT", "/v1/consumers/billing/offsets", json={"topic": "dc1.access", "to": "earliest"})
+    wanted = {"topics": ["dc1.access"], "url": "https://receiver.example/logs"}
+    await found.ask("PUT", "/v1/subscriptions/orders", json=wanted)
+    return found
+
+
+def row(page: Page, text: str) -> Any:
+    return page.locator("tbody tr").filter(has_text=text).first
+
+
+async def test_each_page_shows_the_stack(site: Site) -> None:
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        for state, heading in PAGES.items():
+            await opened.go(state)
+            await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+            if state != "tables":
+                await expect(page.locator("#updated")).to_contain_text("Updated")
+            await expect(page.locator("#trouble")).to_be_hidden()
+        await opened.go("topics")
+        await expect(row(page, "dc1.access")).to_contain_text("3")
+        await expect(row(page, "dc2.access")).to_be_visible()
+        await opened.go("sources/access")
+        await expect(row(page, "web1/access.log")).to_contain_text("2.5 kB")
+        await opened.go("sources/access/web1%2Faccess.log")
+        await expect(page.locator("dd").filter(has_text="behind 2.5 kB")).to_be_visible()
+        await expect(row(page, "dc2")).to_contain_text("10")
+        await opened.go("lanes")
+        for url in site.urls:
+            await expect(row(page, url)).to_contain_text("answers")
+        await opened.go("consumers")
+        await expect(row(page, "billing")).to_contain_text("dc1.access")
+        await opened.go("mirror")
+        await expect(page.get_by_role("row").filter(has_text="dc2.access").first).to_contain_text("caught-up")
+        await opened.go("subscriptions")
+        await expect(row(page, "orders")).to_contain_text("https://receiver.example/logs")
+
+
+async def test_figures_move_by_themselves(site: Site) -> None:
+    async with chromium(site.urls[0]) as opened:
+        await opened.go("sources/access?prefix=moves")
+        await expect(opened.page.get_by_text("No source matches the search.")).to_be_visible()
+        await site.write("moves", 77)
+        await expect(row(opened.page, "moves")).to_contain_text("77")
+        await opened.go("tail/dc1.access?prefix=moves")
+        await expect(opened.page.locator(".log li")).to_have_count(1)
+        await site.write("moves", 78, b"second\n")
+        await expect(opened.page.locator(".log li").last).to_contain_text("second")
+        await opened.go("topics?filter=dc1.access")
+        await site.write("moves", 79)
+        await expect(row(opened.page, "dc1.access").locator("td").last).to_contain_text("/s")
+
+
+async def test_a_killed_worker_is_named_and_the_page_returns_when_its_own_one_does(site: Site) -> None:
+    stack = site.stack
+    own, other = stack.child("dc1/gateway-0"), stack.child("dc1/gateway-1")
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        lanes = await page.context.new_page()
+        await lanes.goto(f"{site.urls[0]}/console/#/lanes")
+        await expect(page.get_by_role("heading", level=2).first).to_have_text("Nothing is wrong now")
+        await expect(row(lanes, site.urls[1])).to_contain_text("answers")
+        other.send(signal.SIGSTOP)  # it holds its lanes, and answers nothing
+        try:
+            problem = page.locator(".findings .wrong").filter(has_text=f"{site.urls[1]} does not answer")
+            seen = (
+                expect(problem).to_be_visible(),
+                expect(row(lanes, site.urls[1])).to_contain_text("does not answer"),
+            )
+            await asyncio.gather(*seen)
+        finally:
+            other.send(signal.SIGCONT)
+        await expect(row(lanes, site.urls[1])).to_contain_text("answers")
+        await lanes.close()
+        await opened.go("lanes")
+        own.send(signal.SIGKILL)
+        await expect(page.locator("#trouble")).to_contain_text("does not answer")
+        await expect(row(page, site.urls[1])).to_be_visible()  # the figures stay
+        await expect(page.locator("#trouble")).to_be_hidden()  # it was restarted
+        await opened.go("mirror")
+        await expect(page.get_by_role("row").filter(has_text="dc2.access").first).to_contain_text("caught-up")
+        stack.kill("dc1/mirror-0", signal.SIGSTOP)
+        try:
+            # Once it is no member any more, it is missed in another way.
+            away = page.locator("#view").get_by_text(re.compile("does not answer|has no member"))
+            await expect(away.first).to_be_visible()
+        finally:
+            stack.kill("dc1/mirror-0", signal.SIGCONT)
+        await expect(page.get_by_role("row").filter(has_text="dc2.access").first).to_contain_text("caught-up")
+
+
+async def test_positions_are_set_after_a_preview(site: Site) -> None:
+    async def offsets() -> dict[int, int]:
+        found = await site.ask("GET", "/v1/consumers/billing/offsets")
+        return {one["partition"]: one["offset"] for one in found["positions"]}
+
+    before = await offsets()
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        await opened.go("consumers/billing")
+        await expect(row(page, "dc1.access")).to_be_visible()
+        await page.get_by_label("To", exact=True).select_option("latest")
+        await page.get_by_role("button", name="Preview").click()
+        await expect(page.get_by_text("Nothing is set yet.")).to_contain_text("skipped")
+        assert await offsets() == before
+        await page.get_by_role("button", name="Set these positions").click()
+        await expect(page.get_by_text("3 positions set.")).to_be_visible()
+        ends = (await site.ask("GET", "/v1/topics/access"))["offsets"]
+        assert await offsets() == {one["partition"]: one["next"] for one in ends}
+        await page.get_by_label("To", exact=True).select_option("offset")
+        await page.get_by_label("Offset, of every partition").fill("99999999")
+        await page.get_by_role("button", name="Preview").click()
+        await expect(page.get_by_role("status").filter(has_text="retained")).to_be_visible()
+        await expect(page.get_by_role("button", name="Set these positions")).to_have_count(0)
+
+
+async def test_a_subscription_is_paused_and_resumed(site: Site) -> None:
+    async with chromium(site.urls[0]) as opened:
+        await opened.go("subscriptions/orders")
+        await opened.page.get_by_role("button", name="Pause").click()
+        await expect(opened.page.locator("dd").filter(has_text="paused")).to_be_visible()
+        assert (await site.ask("GET", "/v1/subscriptions/orders"))["is_paused"] is True
+        await opened.page.get_by_role("button", name="Resume").click()
+        await expect(opened.page.locator("dd").filter(has_text="delivers")).to_be_visible()
+
+
+async def test_hostile_ids_attributes_and_data_are_text(site: Site) -> None:
+    hostile = f"{MARKUP}{REVERSED}"
+    written = {"X-Attr-user": quote(MARKUP)}
+    data = f"</pre><script>document.body.dataset.owned='1'</script>{MARKUP}\n"
+    await site.write(hostile, 10, data.encode(), **written)
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        await opened.go("sources/access")
+        link = page.get_by_role("link", name=MARKUP)
+        await expect(link).to_contain_text("log.\\u{202e}gpj.exe")
+        await link.click()
+        await expect(page.get_by_role("heading", level=1)).to_contain_text(MARKUP)
+        await expect(row(page, "dc1")).to_contain_text("10")
+        await opened.go(f"sources/access/{quote(hostile, safe='')}?key={quote(MARKUP, safe='')}")
+        await expect(page.locator("dd").filter(has_text=MARKUP)).to_be_visible()
+        await opened.go(f"topics/{quote(MARKUP, safe='')}?filter={quote(MARKUP, safe='')}")
+        await expect(page.locator("#trouble")).to_be_visible()
+        await opened.go(f"tail/dc1.access?prefix={quote(MARKUP, safe='')}")
+        await expect(page.locator(".log li")).to_contain_text(f"user={MARKUP}")
+        await expect(page.locator(".log pre")).to_contain_text("</pre><script>")
+        assert await page.locator("main img, main script").count() == 0
+        assert await page.evaluate("document.body.dataset.owned ?? null") is None
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+async def test_axe_finds_nothing_serious(
+    site: Site, size: tuple[int, int], scheme: Literal["light", "dark"], tmp_path: Path
+) -> None:
+    async with chromium(site.urls[0], size=size, scheme=scheme) as opened:
+        found = {}
+        for state, heading in PAGES.items():
+            await opened.go(state)
+            await expect(opened.page.get_by_role("heading", level=1)).to_have_text(heading)
+            if state != "tables":
+                await expect(opened.page.locator("#updated")).to_contain_text("Updated")
+            found[state] = await opened.axe()
+            await opened.page.screenshot(path=tmp_path / f"{state.replace('/', '-')}-{scheme}.png", full_page=True)
+            is_wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+            assert not await opened.page.evaluate(is_wider), f"{state} is wider than the screen"
+        assert {state: problems for state, problems in found.items() if problems} == {}
+
+
+async def test_it_is_used_by_keyboard_and_a_link_leads_to_each_state(site: Site) -> None:
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        await opened.go("sources/access")
+        await expect(row(page, "web2/access.log")).to_be_visible()
+        await page.reload()
+        await expect(row(page, "web2/access.log")).to_be_visible()
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#main")).to_be_focused()
+        for _ in range(4):  # two fields of the search, its button, then the filter
+            await page.keyboard.press("Tab")
+        await expect(page.get_by_label("Filter Sources of access")).to_be_focused()
+        await page.keyboard.type("web2")
+        await expect(page.locator("tbody tr")).to_have_count(1)
+        await page.get_by_role("button", name="Source", exact=True).focus()
+        for order in ("descending", "ascending", "descending"):
+            await page.keyboard.press("Enter")
+            await expect(page.get_by_role("columnheader", name="Source", exact=True)).to_have_attribute(
+                "aria-sort", order
+            )
+        link = page.url
+        assert re.search(r"#/sources/access\?(?=.*filter=web2)(?=.*sort=-source)", link)
+        await page.get_by_role("row").filter(has_text="web2").get_by_role("link").focus()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1)).to_be_focused()
+        await expect(page).to_have_title("Sources / access / web2/access.log – logferry")
+        fresh = await page.context.new_page()
+        await fresh.goto(link)
+        await expect(fresh.locator("tbody tr")).to_have_count(1)
+        await expect(fresh.get_by_role("columnheader", name="Source", exact=True)).to_have_attribute(
+            "aria-sort", "descending"
+        )
+
+
+async def test_a_hidden_tab_asks_nothing(site: Site) -> None:
+    """An hour of the page's own clock, of which the gateway hears nothing."""
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        await page.clock.install()
+        await page.reload()
+        await opened.go("topics")
+        await expect(row(page, "dc1.access")).to_be_visible()
+        await _hide(page, is_hidden=True)
+        await page.wait_for_load_state("networkidle")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.clock.run_for(3_600_000)
+        assert asked == []
+        await _hide(page, is_hidden=False)
+        async with page.expect_request(re.compile("/v1/topics")):
+            await page.clock.run_for(1000)
+
+
+async def _hide(page: Page, *, is_hidden: bool) -> None:
+    """As a browser does with a tab behind another one, which cannot be had without a window."""
+    await page.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        is_hidden,
+    )
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def guarded(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[tuple[served_gateway.Gateway, dict[str, str]]]:
+    """A gateway with tokens: of an administrator, and of a reader of one of the two topics."""
+    rights = {"admin": 'admin = ["*"]\nread = ["*"]\nwrite = ["*"]', "reader": 'read = ["open"]'}
+    made = {name: new_token() for name in rights}
+    tables = "".join(f'[[tokens]]\nname = "{n}"\nsha256 = "{made[n][1]}"\n{rights[n]}\n' for n in rights)
+    async with served_gateway.Gateway(tmp_path, kafka.bootstrap, 1, tables) as gateway:
+        secret = {name: token for name, (token, _) in made.items()}
+        for topic in ("open", "classified"):
+            assert (await gateway.ask("PUT", f"/v1/topics/{topic}", secret["admin"], json={"partitions": 1}))[0] < 300
+            body = {"topic": f"dc1.{topic}", "to": "earliest"}
+            path = f"/v1/consumers/{topic}-consumer/offsets"
+            assert (await gateway.ask("PUT", path, secret["admin"], json=body))[0] == 200
+            wanted = {"topics": [f"dc1.{topic}"], "url": f"https://{topic}.example/logs"}
+            assert (await gateway.ask("PUT", f"/v1/subscriptions/{topic}", secret["admin"], json=wanted))[0] < 300
+        yield gateway, secret
+
+
+async def _all_text(opened: Opened) -> str:
+    texts = []
+    for state in ("overview", "topics", "sources", "lanes", "consumers", "mirror", "subscriptions", "tables", "tail"):
+        await opened.go(state)
+        await expect(opened.page.get_by_role("heading", level=1)).to_be_visible()
+        await opened.page.wait_for_load_state("networkidle")
+        texts.append(await opened.page.locator("body").inner_text())
+    return "\n".join(texts)
+
+
+async def test_a_token_sees_what_it_may_and_nothing_of_others(
+    guarded: tuple[served_gateway.Gateway, dict[str, str]],
+) -> None:
+    gateway, secret = guarded
+    async with chromium(gateway.urls[0], secret["reader"]) as opened:
+        await opened.go("topics")
+        await expect(row(opened.page, "dc1.open")).to_be_visible()
+        text = await _all_text(opened)
+        assert "dc1.open" in text
+        assert "open-consumer" in text
+        assert "classified" not in text
+        assert gateway.urls[0] not in text
+        await opened.go("topics/dc1.classified")
+        await expect(opened.page.locator("#trouble")).to_contain_text("does not have the right")
+    async with chromium(gateway.urls[0], secret["admin"]) as opened:
+        assert "classified" in await _all_text(opened)
+
+
+async def test_the_token_is_in_memory_alone(guarded: tuple[served_gateway.Gateway, dict[str, str]]) -> None:
+    gateway, secret = guarded
+    async with chromium(gateway.urls[0], "wrong") as opened:
+        page = opened.page
+        await expect(page.get_by_role("alert")).to_have_text("This token is not configured here.")
+        await page.get_by_label("Token").fill(secret["reader"])
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("reader")).to_be_visible()
+        await opened.go("topics?filter=open")
+        await expect(row(page, "dc1.open")).to_be_visible()
+        stored = await page.evaluate("[localStorage.length, sessionStorage.length, document.cookie, location.href]")
+        assert stored[:3] == [0, 0, ""]
+        assert secret["reader"] not in json.dumps(stored)
+        await page.get_by_role("button", name="Forget the token").click()
+        await expect(page.get_by_label("Token")).to_be_focused()
+        await page.get_by_label("Token").fill(secret["reader"])
+        await page.keyboard.press("Enter")
+        await expect(row(page, "dc1.open")).to_be_visible()
+        await page.reload()
+        await expect(page.get_by_label("Token")).to_be_visible()
+        assert "dc1.open" not in await page.locator("main").inner_text()
+    assert secret["reader"] not in gateway.said()
