@@ -91,6 +91,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "ops.stack": ("ops.cli", "ops.runtime"),
     "ops.commands": ("ops.cli", "ops.runtime", "ops.stack", "ops.audit.log", "ops.audit.tables"),
     "ops.generate": (),
+    "ops.capacity": (),
     "ops.audit.digests": (),
     "ops.audit.records": (),
     "ops.audit.workers": ("ops.cli",),
@@ -141,6 +142,7 @@ PURE = (
     "ops.audit.tables.accepted_resets",
     "ops.audit.tables.rows",
     "ops.status.diagnosis",
+    "ops.capacity.plan",
 )
 # A pure module may hold paths as values; the heartbeats of sources are spread at random.
 ALSO = {
