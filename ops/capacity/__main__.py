@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
@@ -120,7 +121,7 @@ def _share(use: float) -> str:
     return "never" if math.isinf(use) else f"{use:.0%}"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [head, tuple("-" * width for width in widths), *rows]]  # fmt: skip

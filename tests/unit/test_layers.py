@@ -106,6 +106,7 @@ OPS: dict[str, tuple[str, ...]] = {
         *("ops.audit.compare", "ops.cli"),
     ),
     "ops.status": ("ops.cli",),
+    "ops.doctor": ("ops.cli", "ops.runtime", "ops.audit"),
     "ops.demo": (
         *("ops.cli", "ops.runtime", "ops.stack", "ops.audit", "ops.audit.compare", "ops.audit.digests"),
         *("ops.generate", "ops.status"),
