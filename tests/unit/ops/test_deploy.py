@@ -10,15 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
 from logferry.client.agent.options import read
 from logferry.gateway.config import Limits
 from logferry.loaders import config
-from logferry.loaders.errors import EXIT_REFUSED, EXIT_USAGE
 from logferry.ops.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[3]
@@ -186,30 +182,3 @@ def test_user_and_folders_are_created(tmp_path: Path):
     assert modes == {"etc/logferry": "750", "var/lib/logferry": "750"}
     assert (tmp_path / "var/lib/logferry").stat().st_uid == int(user[2])
     assert ((tmp_path / "etc/logferry").stat().st_uid, (tmp_path / "etc/logferry").stat().st_gid) == (0, int(user[3]))
-
-
-@pytest.fixture
-def cron_job() -> dict[str, Any]:
-    found = yaml.safe_load((DEPLOY / "logferry-load-cronjob.yaml").read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
-
-
-@pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
-def test_kubernetes_takes_the_cron_job(cron_job: dict[str, Any], version: str):
-    """By the schemas of its API, in which no unknown field passes."""
-    kubernetes_validate.validate(cron_job, version, strict=True)
-    cron_job["spec"]["jobTemplate"]["spec"]["podFailurePolicies"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(cron_job, version, strict=True)
-
-
-def test_the_cron_job_gives_up_where_an_operator_must_act(cron_job: dict[str, Any]):
-    job = cron_job["spec"]["jobTemplate"]["spec"]
-    (container,) = job["template"]["spec"]["containers"]
-    rule = job["podFailurePolicy"]["rules"][0]
-    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [EXIT_REFUSED, EXIT_USAGE])
-    assert rule["onExitCodes"]["containerName"] == container["name"]
-    assert job["template"]["spec"]["restartPolicy"] == "Never", "else its kubelet restarts the container first"
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in job["template"]["spec"]["volumes"]}
