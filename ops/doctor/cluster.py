@@ -251,12 +251,13 @@ async def _other_rights(subject: str, cluster: Cluster, kafka: KafkaClient) -> A
 
 async def _group(subject: str, name: str, kafka: KafkaClient) -> Check:
     async def ask(send: Any) -> Any:
-        return await send(DescribeGroupRequest(name))
+        [group] = (await send(DescribeGroupRequest(name))).groups
+        raise_for(group[0], name)
+        return group
 
     remedy = _grant("--group", name, ["READ"])
     try:
-        [group] = (await kafka.with_coordinator(name, ask)).groups
-        raise_for(group[0], name)
+        group = await kafka.with_coordinator(name, ask)
     except errors.GroupAuthorizationFailedError:
         return Check("rights", subject, State.WRONG, f"group {name}: no READ", remedy)
     except errors.GroupIdNotFound:
