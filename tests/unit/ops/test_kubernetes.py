@@ -125,13 +125,17 @@ def test_the_loader_and_the_push_client_take_their_files(tmp_path: Path) -> None
 
 
 def test_prometheus_may_enter_where_it_scrapes() -> None:
-    monitor = NAMED["ServiceMonitor/logferry"]["spec"]
-    [scraped] = monitor["selector"]["matchExpressions"]
-    assert scraped["values"] == [f"logferry-{name}" for name in SERVICES]
+    monitors = [NAMED[f"ServiceMonitor/{name}"]["spec"] for name in ("logferry", "logferry-mirror")]
+    scraped = [name for monitor in monitors for name in monitor["selector"]["matchExpressions"][0]["values"]]
+    assert sorted(scraped) == sorted(f"logferry-{name}" for name in SERVICES)
+    # As in the scrape configuration of the page Production; alerts go by these labels.
+    labels = [monitor["endpoints"][0]["relabelings"][0]["targetLabel"] for monitor in monitors]
+    assert labels == ["dc", "target_dc"]
     for name in SERVICES:
         service = NAMED[f"Service/logferry-{name}"]
         assert service["metadata"]["labels"]["app.kubernetes.io/name"] == f"logferry-{name}"
-        assert [port["name"] for port in service["spec"]["ports"]] == [monitor["endpoints"][0]["port"]]
+        assert [port["name"] for port in service["spec"]["ports"]] == ["https"]
+    assert {monitor["endpoints"][0]["port"] for monitor in monitors} == {"https"}
     opened = NAMED["NetworkPolicy/logferry-operators"]["spec"]
     assert opened["podSelector"]["matchExpressions"][0]["values"] == ["logferry-mirror", "logferry-deliver"]
     assert (
