@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from logferry.ops.stack.processes import free_ports, get
 
 from tests.support.interpreters import built_wheel
 
-MISSING: Final = [tool for tool in ("buildah", "podman", "debootstrap") if shutil.which(tool) is None]
+MISSING: Final = [tool for tool in ("buildah", "podman", "runc", "debootstrap") if shutil.which(tool) is None]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(1800),
@@ -44,7 +45,9 @@ class Store:
         self._options = ["--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs"]
 
     def run(self, tool: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [tool, *self._options, *arguments]
+        # runc, not crun, which knows no cgroups of both versions at once.
+        runtime = ["--runtime=runc", "--cgroup-manager=cgroupfs"] if tool == "podman" else []
+        command = [tool, *runtime, *self._options, *arguments]
         # There is no systemd whose timers would run the health check; the test runs it.
         env = {**os.environ, "DISABLE_HC_SYSTEMD": "true"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
@@ -91,12 +94,11 @@ def made_base(folder: Path) -> Path:
     return folder / "base"
 
 
+# A container may not raise the limits of this process; podman would.
+FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 OPTIONS: Final = [
-    "--read-only",
-    "--network=host",
-    "--cgroups=disabled",
-    "--cap-drop=all",
-    "--security-opt=no-new-privileges",
+    *("--read-only", "--network=host", "--cap-drop=all", "--security-opt=no-new-privileges"),
+    *(f"--ulimit=nofile={FILES}:{FILES}", "--ulimit=nproc=4096:4096"),
 ]
 
 
