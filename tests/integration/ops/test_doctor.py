@@ -63,7 +63,8 @@ USERS: Final = ("gateway", "reader", "blind")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """A Kafka with an authorizer, the gateway's topics, and the documented rights of ``gateway`` alone."""
     folder = tmp_path_factory.mktemp("doctor")
-    with SecuredKafka(folder / "files", USERS, {"auto.create.topics.enable": "false"}) as kafka:
+    kafka = SecuredKafka(folder / "files", USERS, {"auto.create.topics.enable": "false"})
+    with kafka:
         (folder / "files" / "password").chmod(0o600)
         (folder / "files" / "wrong-password").chmod(0o600)
         plain = folder / "plain.toml"

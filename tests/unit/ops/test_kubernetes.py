@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from logferry.client.agent.options import read
+from logferry.gateway.config import ServiceConfig
 from logferry.gateway.config import load as load_gateway
 from logferry.gateway.delivery.config import load as load_deliver
 from logferry.loaders.config import load_config
@@ -23,7 +25,11 @@ from logferry.ops.cli.main import COMMANDS
 
 FOLDER = Path(__file__).parents[3] / "ops" / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.34", "1.37")
-SERVICES = {"gateway": load_gateway, "mirror": load_mirror, "deliver": load_deliver}
+SERVICES: dict[str, Callable[[Path], ServiceConfig]] = {
+    "gateway": load_gateway,
+    "mirror": load_mirror,
+    "deliver": load_deliver,
+}
 
 
 def objects() -> list[dict[str, Any]]:
