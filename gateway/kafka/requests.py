@@ -22,6 +22,7 @@ from aiokafka.protocol.types import (
     AbstractType,
     Boolean,
     CompactArray,
+    CompactBytes,
     CompactString,
     Float64,
     Int8,
@@ -58,6 +59,7 @@ _TYPES: Final[dict[str, Any]] = {
     "text": CompactString("utf-8"),
     "uuid": Uuid,
     "int32s": CompactArray(Int32),
+    "bytes": CompactBytes,
     "texts": CompactArray(CompactString("utf-8")),
     "float64": Float64,
 }
@@ -127,10 +129,12 @@ class MetadataRequest(
     asked="topics[topic_id:uuid topic:text] allow_auto_topic_creation:bool include_authorized_operations:bool",
     answered=None,
 ):
-    """Asks for some topics, or all (None); never creates one. `read_metadata` decodes the answer."""
+    """Asks for some topics, or all (None); never creates one. `read_metadata` decodes the answer, `read_operations`
+    that of one ``with_operations``."""
 
-    def __init__(self, topics: list[str] | None) -> None:
-        super().__init__(None if topics is None else [(NO_ID, topic, {}) for topic in topics], False, False)
+    def __init__(self, topics: list[str] | None, with_operations: bool = False) -> None:
+        asked: list[Any] | None = None if topics is None else [(NO_ID, topic, {}) for topic in topics]
+        super().__init__(asked, False, with_operations)
 
 
 class PartitionMetadata(NamedTuple):
@@ -173,6 +177,12 @@ def read_metadata(raw: BytesIO) -> ClusterMetadata:
         topics[name] = TopicMetadata(name, topic_id, internal, tuple(views))
     brokers = {node: (host, port) for node, host, port, _rack, _tags in known_brokers}
     return ClusterMetadata(cluster_id or "", brokers, topics, errors)
+
+
+def read_operations(raw: BytesIO) -> dict[str, int]:
+    """The operations that the caller may do with each topic that it sees, as bits by Kafka's number (KIP-430)."""
+    topics = _METADATA.decode(raw)[4]
+    return {name: operations for error, name, _id, _internal, _partitions, operations, _tags in topics if not error}
 
 
 _TOPIC_RESOURCE, _SET = 2, 0

@@ -85,7 +85,7 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
     if await create_topic(kafka, config, topic, _STATE_CONFIGS):
         log.event("state_topic_created", topic=topic, lanes=config.lanes)
     state = await wait_until_created(kafka, topic)
-    _check_state(config, state, (await _known_everywhere(partial(kafka.configs, [topic])))[topic])
+    check_state(config, state, (await _known_everywhere(partial(kafka.configs, [topic])))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
     await wait_until_created(kafka, "__transaction_state")
     present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
@@ -203,7 +203,8 @@ async def wait_until_created(kafka: KafkaClient, topic: str) -> TopicMetadata:
         await asyncio.sleep(_LAG_S)
 
 
-def _check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str, str]) -> None:
+def check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str, str]) -> None:
+    """Raises ConfigError or WeakKafka: the topic cannot hold the states of these lanes."""
     if len(state.partitions) != config.lanes:
         raise ConfigError(
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
@@ -229,14 +230,14 @@ class _Heard(logging.Handler):
         self.text = record.getMessage()
 
 
-async def connect_to_kafka(kafka: KafkaClient) -> None:
+async def connect_to_kafka(kafka: KafkaClient, deadline_s: float = _CONNECT_DEADLINE_S) -> None:
     """Connects, also to brokers that are still starting. Raises KafkaError: none answers, or one rejects us."""
     heard, logger = _Heard(logging.ERROR), logging.getLogger("aiokafka")
     logger.addHandler(heard)
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
-        async with asyncio.timeout(_CONNECT_DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while True:
                 try:
                     return await kafka.start()
@@ -248,7 +249,7 @@ async def connect_to_kafka(kafka: KafkaClient) -> None:
     except TimeoutError:
         servers = kafka.options["bootstrap_servers"]
         reason = f": {heard.text}" if heard.text else ""
-        raise errors.KafkaError(f"no broker of {servers} answered within {_CONNECT_DEADLINE_S:g} s{reason}") from None
+        raise errors.KafkaError(f"no broker of {servers} answered within {deadline_s:g} s{reason}") from None
     finally:
         logger.setLevel(logging.CRITICAL)
         logger.removeHandler(heard)

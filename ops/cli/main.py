@@ -55,6 +55,7 @@ COMMANDS = {
     "table": Command("logferry.ops.commands.table", "loaders", "inspect, compact, reset or move a table", _SCHEDULED),
     "status": Command("logferry.ops.status.command", "ops", "health of a gateway or mirror, with causes", _OPERATORS),
     "audit": Command("logferry.ops.audit.command", "ops", "verify exactly-once delivery from stored data", _OPERATORS),
+    "doctor": Command("logferry.ops.doctor.command", "gateway", "check this host and its Kafka", _OPERATORS),
     "topics": Command("logferry.ops.commands.topics", "ops", "list, create and grow topics", _OPERATORS),
     "lanes": Command("logferry.ops.commands.lanes", "gateway", "repair a lane that cannot be read", _OPERATORS),
     "token": Command("logferry.gateway.token_command", "gateway", "create a token for the gateway", _OPERATORS),

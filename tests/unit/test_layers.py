@@ -93,6 +93,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "ops.stack": ("ops.cli", "ops.runtime"),
     "ops.commands": ("ops.cli", "ops.runtime", "ops.stack", "ops.audit.log", "ops.audit.tables"),
     "ops.generate": (),
+    "ops.capacity": (),
     "ops.audit.digests": (),
     "ops.audit.records": (),
     "ops.audit.workers": ("ops.cli",),
@@ -107,6 +108,7 @@ OPS: dict[str, tuple[str, ...]] = {
         *("ops.audit.compare", "ops.cli"),
     ),
     "ops.status": ("ops.cli",),
+    "ops.doctor": ("ops.cli", "ops.runtime", "ops.audit"),
     "ops.demo": (
         *("ops.cli", "ops.runtime", "ops.stack", "ops.audit", "ops.audit.compare", "ops.audit.digests"),
         *("ops.generate", "ops.status"),
@@ -143,6 +145,7 @@ PURE = (
     "ops.audit.tables.accepted_resets",
     "ops.audit.tables.rows",
     "gateway.api.diagnosis",
+    "ops.capacity.plan",
 )
 # A pure module may hold paths as values; the heartbeats of sources are spread at random.
 ALSO = {

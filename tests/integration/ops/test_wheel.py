@@ -123,7 +123,8 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     shipped = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.suffix in SHIPPED]
-    shipped += [ROOT / name / "py.typed" for name in SOURCES] + list((ROOT / "ops" / "deploy").iterdir())
+    shipped += [ROOT / name / "py.typed" for name in SOURCES]
+    shipped += [path for path in (ROOT / "ops" / "deploy").rglob("*") if path.is_file()]
     shipped += (ROOT / "gateway" / "console" / "files").iterdir()
     assert found == {f"logferry/{path.relative_to(ROOT)}" for path in shipped}
 

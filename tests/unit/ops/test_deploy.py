@@ -10,14 +10,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
 from logferry.client.agent.options import read
+from logferry.gateway.config import Limits
 from logferry.loaders import config
-from logferry.loaders.errors import EXIT_REFUSED, EXIT_USAGE
+from logferry.ops.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "ops" / "deploy"
@@ -122,40 +120,65 @@ def test_a_unit_is_that_of_the_guide(name: str):
     assert f"```ini\n{(DEPLOY / name).read_text(encoding='utf-8')}```" in guide
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+UNITS = sorted(DEPLOY.glob("*.service"))
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+@needs_systemd
 def test_systemd_takes_the_units(tmp_path: Path):
-    for name in ("logferry-load.service", "logferry-load.timer"):
-        text = (DEPLOY / name).read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")
-        (tmp_path / name).write_text(text.replace("/usr/local/sbin/logferry-job", "/bin/true"))
+    for file in (*UNITS, *DEPLOY.glob("*.timer")):
+        text = file.read_text(encoding="utf-8").replace(INSTALLED, "/bin/true")
+        (tmp_path / file.name).write_text(text.replace("/usr/local/sbin/logferry-job", "/bin/true"))
     (tmp_path / "notify-operator@.service").write_text("[Service]\nType=oneshot\nExecStart=/bin/true\n")
-    verify = ["systemd-analyze", "verify", *(str(tmp_path / f"logferry-load.{kind}") for kind in ("service", "timer"))]
+    verify = ["systemd-analyze", "verify", *(str(file) for file in sorted(tmp_path.glob("logferry-*")))]
     env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(verify, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.fixture
-def cron_job() -> dict[str, Any]:
-    found = yaml.safe_load((DEPLOY / "logferry-load-cronjob.yaml").read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+@needs_systemd
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_is_hardened(unit: Path, tmp_path: Path):
+    assert exposure(unit) <= 2.0
+    # The rating sees what is taken away.
+    opened = tmp_path / unit.name
+    opened.write_text(
+        re.sub(r"^(SystemCallFilter|CapabilityBoundingSet|ProtectSystem)=.*\n", "", unit.read_text(), flags=re.M)
+    )
+    assert exposure(opened) > 2.0
 
 
-@pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
-def test_kubernetes_takes_the_cron_job(cron_job: dict[str, Any], version: str):
-    """By the schemas of its API, in which no unknown field passes."""
-    kubernetes_validate.validate(cron_job, version, strict=True)
-    cron_job["spec"]["jobTemplate"]["spec"]["podFailurePolicies"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(cron_job, version, strict=True)
+def exposure(unit: Path) -> float:
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
+    assert found is not None, said
+    return float(found[1])
 
 
-def test_the_cron_job_gives_up_where_an_operator_must_act(cron_job: dict[str, Any]):
-    job = cron_job["spec"]["jobTemplate"]["spec"]
-    (container,) = job["template"]["spec"]["containers"]
-    rule = job["podFailurePolicy"]["rules"][0]
-    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [EXIT_REFUSED, EXIT_USAGE])
-    assert rule["onExitCodes"]["containerName"] == container["name"]
-    assert job["template"]["spec"]["restartPolicy"] == "Never", "else its kubelet restarts the container first"
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in job["template"]["spec"]["volumes"]}
+@pytest.mark.parametrize("name", ["gateway", "mirror", "deliver"])
+def test_the_command_of_a_unit_is_one(name: str):
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / f"logferry-{name}.service")
+    assert unit["Service"]["ExecStart"] == f"{INSTALLED} {name} --config /etc/logferry/{name}.toml"
+    assert name in COMMANDS
+    assert int(unit["Service"]["LimitNOFILE"]) >= Limits().connections + 512
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed")
+@pytest.mark.skipif(os.geteuid() != 0, reason="creating users below another root needs root")
+def test_user_and_folders_are_created(tmp_path: Path):
+    """By systemd's own tools, below another root."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "var" / "lib" / "node_exporter").mkdir(parents=True)
+    for tool, options in (("sysusers", []), ("tmpfiles", ["--create"])):
+        command = [f"systemd-{tool}", f"--root={tmp_path}", *options, str(DEPLOY / f"logferry.{tool}")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+    [user] = [line.split(":") for line in (tmp_path / "etc" / "passwd").read_text().splitlines() if "logferry:" in line]
+    assert user[5:] == ["/var/lib/logferry", "/usr/sbin/nologin"]
+    modes = {name: f"{(tmp_path / name).stat().st_mode & 0o777:o}" for name in ("etc/logferry", "var/lib/logferry")}
+    assert modes == {"etc/logferry": "750", "var/lib/logferry": "750"}
+    assert (tmp_path / "var/lib/logferry").stat().st_uid == int(user[2])
+    assert ((tmp_path / "etc/logferry").stat().st_uid, (tmp_path / "etc/logferry").stat().st_gid) == (0, int(user[3]))

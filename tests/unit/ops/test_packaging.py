@@ -31,6 +31,7 @@ def test_every_data_file_is_listed() -> None:
         for package, patterns in SETUPTOOLS["package-data"].items()
         for pattern in patterns
         for file in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+        if file.is_file()
     }
     files = (path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
     found = {

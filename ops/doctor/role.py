@@ -1,0 +1,207 @@
+"""The roles of a host, by their configuration files: what each of them connects to, reads and writes.
+
+A file is read by the code of the service itself, so what passes here is what the service takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from logferry.gateway.config import ConfigError, KafkaSettings, ServiceConfig, Tls
+from logferry.gateway.service.preflight import LaneSettings
+
+ROLES: Final = ("gateway", "mirror", "deliver", "load", "audit", "push")
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+class Check(NamedTuple):
+    """One check: its area, what was checked, the result, and what the operator does about it."""
+
+    area: str
+    subject: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+class TopicRights(NamedTuple):
+    """Operations on all topics that begin with ``name`` or match it, or on that one alone; ``optional`` ones for
+    ``why``."""
+
+    name: str
+    is_prefix: bool
+    operations: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    why: str = ""
+
+    def takes(self, topic: str) -> bool:
+        """``name`` of a loader is a pattern, as in `dc1.nginx` or `*.nginx`."""
+        if self.is_prefix and self.name.endswith("."):
+            return topic.startswith(self.name)
+        return topic == self.name or (self.is_prefix and "." in topic and fnmatchcase(topic, self.name))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Kafka that the role uses. ``service``: its state topic is there; ``durable``: prefixes that it writes."""
+
+    label: str
+    kafka: KafkaSettings
+    needs: tuple[TopicRights, ...]
+    service: LaneSettings | None = None
+    group: str | None = None
+    durable: tuple[str, ...] = ()
+    reads_time: bool = False
+
+
+class Endpoint(NamedTuple):
+    """A gateway that the role calls."""
+
+    url: str
+    ca_file: str | None
+
+
+@dataclass(frozen=True)
+class Role:
+    name: str
+    clusters: Sequence[Cluster] = ()
+    gateways: Sequence[Endpoint] = ()
+    tls: Tls | None = None
+    host: str | None = None  # under which others reach it
+    folders: Sequence[tuple[str, Path]] = ()
+    secrets: Sequence[Path] = field(default=())
+    needs_java: bool = False
+
+
+class Unreadable(Exception):
+    """The configuration cannot be used; the text is that of the service."""
+
+
+def read_role(name: str, path: Path) -> Role:
+    """Raises Unreadable."""
+    try:
+        return {"gateway": _gateway, "mirror": _mirror, "deliver": _deliver, "load": _load, "audit": _audit,
+                "push": _push}[name](path)  # fmt: skip
+    except ConfigError as error:
+        raise Unreadable(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise Unreadable(f"{path}: {error.name} is not installed here: {name} does not run on this host") from None
+
+
+_DATA: Final = ("READ", "WRITE", "DESCRIBE_CONFIGS")
+_COPY: Final = ("READ", "DESCRIBE_CONFIGS")
+
+
+def _service(config: ServiceConfig, clusters: Sequence[Cluster], **more: Any) -> Role:
+    secrets = [path for cluster in clusters for path in _secrets(cluster.kafka)]
+    if config.tls is not None:
+        secrets.append(config.tls.key)
+    host = config.advertised_host or config.host
+    return Role(config.service, clusters, tls=config.tls, host=host, secrets=secrets, **more)
+
+
+def _own_topics(state_topic: str) -> tuple[TopicRights, ...]:
+    log = TopicRights(
+        "__transaction_state", False, ("DESCRIBE", "DESCRIBE_CONFIGS"), ("READ",), "completes hanging transactions"
+    )
+    return TopicRights(state_topic, False, _DATA), log
+
+
+def _gateway(path: Path) -> Role:
+    from logferry.gateway.config import load
+
+    config = load(path)
+    own, copies = f"{config.dc}.", [TopicRights(f"{dc}.", True, _COPY) for dc in config.data_centres]
+    data = TopicRights(own, True, _DATA, ("ALTER",), "grows topics over HTTP")
+    needs = (data, *_own_topics(config.state_topic), *copies)
+    cluster = Cluster("kafka", config.kafka, needs, config, config.group, (own,), reads_time=True)
+    return _service(config, [cluster])
+
+
+def _mirror(path: Path) -> Role:
+    from logferry.mirror.config import load
+
+    config = load(path)
+    taken = sorted({f"{dc}." for remote in config.remotes for dc in remote.taken})
+    settings = ("ALTER_CONFIGS",) if config.carry_settings else ()
+    copies = [TopicRights(name, True, (*_DATA, "ALTER", *settings)) for name in taken]
+    local = (*copies, *_own_topics(config.state_topic), TopicRights(config.history_topic, False, _DATA))
+    clusters = [Cluster("kafka", config.kafka, local, config, config.group)]
+    for remote in config.remotes:
+        remote_needs = tuple(TopicRights(f"{dc}.", True, _COPY) for dc in remote.taken)
+        clusters.append(Cluster(f"remote {remote.dc}", remote.kafka, remote_needs))
+    return _service(config, clusters)
+
+
+def _deliver(path: Path) -> Role:
+    from logferry.gateway.delivery.config import load
+
+    config = load(path)
+    data = [TopicRights(f"{dc}.", True, _COPY) for dc in sorted(config.known_dcs)]
+    needs = (*data, *_own_topics(config.state_topic), TopicRights(config.subscriptions_topic, False, _DATA))
+    folders = [] if config.secrets_dir is None else [("secrets_dir", config.secrets_dir)]
+    return _service(config, [Cluster("kafka", config.kafka, needs, config, config.group)], folders=folders)
+
+
+def _load(path: Path) -> Role:
+    from logferry.loaders.config import load_config
+    from logferry.loaders.errors import LoaderConfigError
+
+    try:
+        config = load_config(path)
+    except LoaderConfigError as error:
+        raise Unreadable(str(error)) from None
+    patterns = sorted({pattern for table in config.tables for pattern in table.topics})
+    clusters = [Cluster("kafka", config.kafka, tuple(TopicRights(pattern, True, _COPY) for pattern in patterns))]
+    clusters += [Cluster(f"other_kafka {dc}", kafka, ()) for dc, kafka in config.other_kafka.items()]
+    gateways = [
+        Endpoint(url, str(one.ca_file) if one.ca_file else None) for one in config.gateways.values() for url in one.urls
+    ]
+    folders = [("tables", Path(str(table.path)).parent) for table in config.tables if "://" not in str(table.path)]
+    if config.spark.scratch is not None:
+        folders.append(("spark.scratch", config.spark.scratch))
+    secrets = [path for one in clusters for path in _secrets(one.kafka)]
+    secrets += [one.token_file for one in config.gateways.values() if one.token_file]
+    secrets += [path for path in (config.s3.secret_key_file, config.s3.session_token_file) if path]
+    return Role("load", clusters, gateways, folders=folders, secrets=secrets, needs_java=True)
+
+
+def _audit(path: Path) -> Role:
+    from logferry.gateway.config import load_as
+    from logferry.ops.audit.config import AuditConfig
+
+    config = load_as(AuditConfig, path)
+    names = [f"{config.dc}."] if config.dc else []
+    clusters = [Cluster("kafka", config.kafka, tuple(TopicRights(name, True, ("READ",)) for name in names))]
+    clusters += [Cluster(f"copy {one.dc}", one.kafka, ()) for one in config.copies]
+    return Role("audit", clusters, secrets=[path for one in clusters for path in _secrets(one.kafka)])
+
+
+def _push(path: Path) -> Role:
+    from logferry.client.agent.config import parse
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = parse(["--config", str(path)])
+    except SystemExit:
+        raise Unreadable(said.getvalue().strip().rpartition("error: ")[2] or f"{path} cannot be used") from None
+    gateways = [Endpoint(url, config.ca_file) for centre in config.data_centres for url in centre.urls]
+    secrets = [Path(centre.token_file) for centre in config.data_centres if centre.token_file]
+    return Role("push", gateways=gateways, folders=[("state_dir", Path(config.state_dir))], secrets=secrets)
+
+
+def _secrets(kafka: KafkaSettings) -> list[Path]:
+    return [path for path in (kafka.sasl_password_file, kafka.sasl_token_file, kafka.key_file) if path is not None]

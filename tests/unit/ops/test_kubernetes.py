@@ -1,0 +1,177 @@
+"""The objects of `ops/deploy/kubernetes`: taken by the schemas of Kubernetes' API, closed, and fit for the services.
+
+They run on no cluster here. A ServiceMonitor is no object of that API: only its references are checked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from logferry.client.agent.options import read
+from logferry.gateway.config import ServiceConfig
+from logferry.gateway.config import load as load_gateway
+from logferry.gateway.delivery.config import load as load_deliver
+from logferry.loaders.config import load_config
+from logferry.loaders.errors import EXIT_REFUSED, EXIT_USAGE
+from logferry.mirror.config import load as load_mirror
+from logferry.ops.cli.main import COMMANDS
+
+FOLDER = Path(__file__).parents[3] / "ops" / "deploy" / "kubernetes"
+VERSIONS = ("1.31", "1.34", "1.37")
+SERVICES: dict[str, Callable[[Path], ServiceConfig]] = {
+    "gateway": load_gateway,
+    "mirror": load_mirror,
+    "deliver": load_deliver,
+}
+
+
+def objects() -> list[dict[str, Any]]:
+    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+    files = sorted(file.name for file in FOLDER.glob("*.yaml") if file.name != "kustomization.yaml")
+    assert sorted(kustomization["resources"]) == files
+    return [one for file in files for one in yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8"))]
+
+
+OBJECTS = objects()
+NAMED = {f"{one['kind']}/{one['metadata']['name']}": one for one in OBJECTS}
+
+
+def pod_of(one: dict[str, Any]) -> dict[str, Any] | None:
+    spec = one["spec"]
+    template = spec["jobTemplate"]["spec"]["template"] if one["kind"] == "CronJob" else spec.get("template")
+    return None if template is None else template["spec"]
+
+
+PODS = {name: pod for name, one in NAMED.items() if (pod := pod_of(one)) is not None}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", [name for name in NAMED if not name.startswith("ServiceMonitor/")])
+def test_kubernetes_takes_the_object(name: str, version: str) -> None:
+    """By the schemas of its API, in which no unknown field passes."""
+    kubernetes_validate.validate(NAMED[name], version, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(
+            {**NAMED[name], "spec": {**NAMED[name]["spec"], "specks": {}}}, version, strict=True
+        )
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_is_closed_and_finds_what_it_mounts(name: str) -> None:
+    pod = PODS[name]
+    assert pod["automountServiceAccountToken"] is False
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        context = {**pod.get("securityContext", {}), **container["securityContext"]}
+        assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
+        # The push-client reads logs that only root may read.
+        is_push = name == "DaemonSet/logferry-push"
+        assert context["capabilities"] == {"drop": ["ALL"], **({"add": ["DAC_READ_SEARCH"]} if is_push else {})}
+        assert context.get("runAsNonRoot", False) is not is_push
+        assert "memory" in container["resources"]["limits"]
+    containers = [*pod.get("initContainers", []), *pod["containers"]]
+    mounted = {mount["name"] for container in containers for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    generated = {
+        one["name"] for one in yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["configMapGenerator"]
+    }
+    assert {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume} <= generated
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_served_at_the_port_of_its_configuration(name: str, tmp_path: Path) -> None:
+    """The file as the first container leaves it."""
+    one = NAMED[f"StatefulSet/logferry-{name}"]
+    pod = PODS[f"StatefulSet/logferry-{name}"]
+    (first,), (container,) = pod["initContainers"], pod["containers"]
+    for folder in ("config", "etc/logferry"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(FOLDER / f"{name}.toml", tmp_path / "config")
+    shell = first["command"][2].replace("/config/", f"{tmp_path}/config/").replace("/etc/", f"{tmp_path}/etc/")
+    pod_name = f"logferry-{name}-0"
+    subprocess.run(
+        [*first["command"][:2], shell], check=True, env={"POD": pod_name, "PATH": "/usr/bin:/bin"}, timeout=30
+    )
+
+    config = SERVICES[name](tmp_path / "etc" / "logferry" / f"{name}.toml")
+    [port] = container["ports"]
+    assert config.port(0) == port["containerPort"] == NAMED[f"Service/logferry-{name}"]["spec"]["ports"][0]["port"]
+    assert config.workers == 1
+    assert config.url(0) == f"https://{pod_name}.logferry-{name}.logferry.svc:{port['containerPort']}"
+    assert one["spec"]["serviceName"] == f"logferry-{name}"
+    assert container["command"][1] in COMMANDS
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "https", "scheme": "HTTPS"}
+    selector = {"app.kubernetes.io/name": f"logferry-{name}"}
+    assert one["spec"]["template"]["metadata"]["labels"] == selector
+    assert one["spec"]["selector"]["matchLabels"] == selector
+    assert NAMED[f"Service/logferry-{name}"]["spec"]["selector"] == selector
+    assert NAMED[f"PodDisruptionBudget/logferry-{name}"]["spec"]["selector"]["matchLabels"] == selector
+    assert one["spec"]["replicas"] > NAMED[f"PodDisruptionBudget/logferry-{name}"]["spec"]["maxUnavailable"]
+
+
+def test_the_gateway_forwards_to_its_pods_alone() -> None:
+    config = load_gateway(FOLDER / "gateway.toml")
+    assert config.worker_hosts == ["logferry-gateway-*.logferry-gateway.logferry.svc"]
+
+
+def test_the_loader_and_the_push_client_take_their_files(tmp_path: Path) -> None:
+    assert [str(table.path) for table in load_config(FOLDER / "load.toml").tables] == ["s3://warehouse/nginx"]
+    [container] = PODS["DaemonSet/logferry-push"]["containers"]
+    arguments = [str(FOLDER / "push.toml") if one.endswith("push.toml") else one for one in container["args"]]
+    given = read(arguments)
+    assert given.get("host") == "$(NODE)"
+    assert given.get("state_dir") in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert given.files[0]["paths"][0].startswith("/var/log/pods/")
+
+
+def test_prometheus_may_enter_where_it_scrapes() -> None:
+    monitors = [NAMED[f"ServiceMonitor/{name}"]["spec"] for name in ("logferry", "logferry-mirror")]
+    scraped = [name for monitor in monitors for name in monitor["selector"]["matchExpressions"][0]["values"]]
+    assert sorted(scraped) == sorted(f"logferry-{name}" for name in SERVICES)
+    # As in the scrape configuration of the page Production; alerts go by these labels.
+    labels = [monitor["endpoints"][0]["relabelings"][0]["targetLabel"] for monitor in monitors]
+    assert labels == ["dc", "target_dc"]
+    for name in SERVICES:
+        service = NAMED[f"Service/logferry-{name}"]
+        assert service["metadata"]["labels"]["app.kubernetes.io/name"] == f"logferry-{name}"
+        assert [port["name"] for port in service["spec"]["ports"]] == ["https"]
+    assert {monitor["endpoints"][0]["port"] for monitor in monitors} == {"https"}
+    opened = NAMED["NetworkPolicy/logferry-operators"]["spec"]
+    assert opened["podSelector"]["matchExpressions"][0]["values"] == ["logferry-mirror", "logferry-deliver"]
+    assert (
+        opened["ingress"][0]["from"][1]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        == "monitoring"
+    )
+    assert NAMED["NetworkPolicy/logferry-closed"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+
+
+def test_the_cron_job_gives_up_where_an_operator_must_act() -> None:
+    job = NAMED["CronJob/logferry-load"]["spec"]["jobTemplate"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    rule = job["podFailurePolicy"]["rules"][0]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [EXIT_REFUSED, EXIT_USAGE])
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert job["template"]["spec"]["restartPolicy"] == "Never", "else its kubelet restarts the container first"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_builds_them() -> None:
+    """A change of a file changes the name of its map, and each pod uses the new one."""
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = list(yaml.safe_load_all(built.stdout))
+    assert {one["metadata"]["namespace"] for one in found} == {"logferry"}
+    maps = {one["metadata"]["name"] for one in found if one["kind"] == "ConfigMap"}
+    pods = [pod for one in found if "spec" in one and (pod := pod_of(one)) is not None]
+    used = {volume["configMap"]["name"] for pod in pods for volume in pod["volumes"] if "configMap" in volume}
+    assert used == maps
+    assert len(maps) == 5
+    images = {container["image"] for pod in pods for container in pod["containers"]}
+    assert images == {"registry.example/logferry:0.1.0", "registry.example/logferry-push:0.1.0"}
