@@ -38,6 +38,14 @@ class Groups:
 
     def __init__(self, kafka: Any) -> None: ...
 
+    async def states_at(self, node: int) -> dict[str, str]:
+        """Of three brokers; the second one is down, and the third one never answers."""
+        if node == 2:
+            raise errors.NodeNotReadyError("2")
+        if node == 3:
+            await asyncio.Event().wait()
+        return dict.fromkeys("abcd", "Empty")
+
     async def view(self, group: str) -> GroupState:
         self.looked_at.append(group)
         return GroupState("Empty", 0)
@@ -61,15 +69,6 @@ class Groups:
 
 
 class There:
-    """Three brokers; the second one is down, and the third one never answers."""
-
-    async def send(self, node: int, request: object) -> Any:
-        if node == 2:
-            raise errors.NodeNotReadyError("2")
-        if node == 3:
-            await asyncio.Event().wait()
-        return SimpleNamespace(error_code=0, groups=[(group, "consumer") for group in "abcd"])
-
     def brokers(self) -> list[tuple[int, str, int]]:
         return [(1, "k", 1), (2, "k", 2), (3, "k", 3)]
 
