@@ -307,7 +307,7 @@ class Ledger:
             )
             with storage_errors(f"{self.path}: the entry of batch {entry.batch} cannot be written"):
                 try:
-                    adds = written_rows(self.path, _rows(entry))
+                    adds = written_rows(self.path, entry_rows(entry))
                     table.create_write_transaction(
                         adds, "append", table.schema(), partition_by=[], commit_properties=properties
                     )
@@ -337,7 +337,8 @@ def new_entry(
     return LedgerEntry(*head, tuple(sorted(originals)), tuple(sorted(reload)), cutoff)
 
 
-def _rows(entry: LedgerEntry) -> pa.Table:
+def entry_rows(entry: LedgerEntry) -> pa.Table:
+    """The entry as rows of the ledger, one a range."""
     head = {
         **entry._asdict(),
         "settings": entry.settings or None,
