@@ -12,6 +12,7 @@ local folder checks and then renames, which is too weak: two loaders could each 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -197,32 +198,38 @@ def read_arrow(path: Location, filters: Any = None, columns: list[str] | None = 
         return dataset(path, table).to_table(columns=columns, filter=wanted)
 
 
-# By address: id and version of the table, and the last batch of that version, which never changes.
-_BATCHES: Final[dict[str, tuple[str, int, int]]] = {}
+class _Known(threading.local):
+    """By address: an object of the table, its version, and the last batch of that. Of this object alone: a version may
+    become another commit, since Spark overwrites some, and `newest_table` opens another object then."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, tuple[DeltaTable, int, int]] = {}
+
+
+_KNOWN_BATCHES: Final = _Known()
 
 
 def last_batch(table: DeltaTable | None) -> int:
     """The last batch that a table (main, ledger or quarantine) holds, by its own transaction state; -1: none.
 
-    delta-rs reads every commit since the last checkpoint for it. Of a version that follows a known one, only the
+    delta-rs reads every commit since the last checkpoint for it. Where the same object was asked before, only the
     commits in between are read. Raises StorageUnavailable.
     """
     if table is None:
         return -1
-    uri, name, version = table.table_uri, str(table.metadata().id), int(table.version())
-    known = _BATCHES.get(uri)
+    uri, version = table.table_uri, int(table.version())
+    known = _KNOWN_BATCHES.batches.get(uri)
     with storage_errors(f"{uri} cannot be read"):
-        if known is None or known[0] != name or not known[1] <= version <= known[1] + _NEW_COMMITS:
-            batch = table.transaction_version(APP)
-        else:
+        batch = None
+        if known is not None and known[0] is table and known[1] <= version <= known[1] + _NEW_COMMITS:
             batch = _batch_after(uri, known, version)
-            batch = table.transaction_version(APP) if batch is None else batch
+        batch = table.transaction_version(APP) if batch is None else batch
     found = -1 if batch is None else int(batch)
-    _BATCHES[uri] = name, version, found
+    _KNOWN_BATCHES.batches[uri] = table, version, found
     return found
 
 
-def _batch_after(uri: str, known: tuple[str, int, int], version: int) -> int | None:
+def _batch_after(uri: str, known: tuple[DeltaTable, int, int], version: int) -> int | None:
     """The last batch of a version soon after the known one; None: not to be found out so."""
     batch = known[2]
     for number in range(known[1] + 1, version + 1):

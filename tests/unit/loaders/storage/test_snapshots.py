@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -10,6 +11,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from logferry.loaders.location import Location
+from logferry.loaders.storage.commit import commit_rows
+from logferry.loaders.storage.files import open_table
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.snapshots import kept_state, newest_table
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
@@ -112,3 +116,17 @@ def test_a_state_is_made_of_each_file_once_until_files_are_replaced(tmp_path: Pa
     write(path, 5)
     assert state() == {5}
     assert seen == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_whose_commit_was_overwritten_is_not_there(tmp_path: Path):
+    """The version is the same, and it is another commit: so it is in each way to look."""
+    path = Location.of(tmp_path / "t")
+    write(tmp_path / "t", 0)
+    for batch in range(3):
+        assert commit_rows(pa.table({"n": [batch]}, schema=SCHEMA), path, batch, "run").ours
+        assert last_batch(newest_table(path)) == last_batch(open_table(path)) == batch
+    newest = max((tmp_path / "t" / "_delta_log").glob("*.json"))
+    newest.write_text(json.dumps({"commitInfo": {"timestamp": 0, "operation": "SET TBLPROPERTIES"}}) + "\n")
+    assert last_batch(newest_table(path)) == last_batch(open_table(path)) == 1
+    assert commit_rows(pa.table({"n": [2]}, schema=SCHEMA), path, 2, "again").ours
+    assert numbers(tmp_path / "t") == [0, 0, 1, 2]
