@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import TopicPartition
@@ -76,11 +76,11 @@ async def _consumed(bootstrap: str) -> int:
     """The bytes of the topic's records."""
     places = [TopicPartition(_TOPIC, number) for number in range(_PARTITIONS)]
     size = 0
-    options = {"isolation_level": "read_committed", "max_partition_fetch_bytes": 4 << 20}
+    options: dict[str, Any] = {"isolation_level": "read_committed", "max_partition_fetch_bytes": 4 << 20}
+    options["auto_offset_reset"] = "earliest"  # `seek_to_beginning` may come before the reset to the end
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, **options) as consumer:
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
-        await consumer.seek_to_beginning(*places)
         # After the last record of each transaction comes its marker, which no consumer returns.
         left = {place for place, end in ends.items() if end}
         while left:
