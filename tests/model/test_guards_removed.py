@@ -70,7 +70,7 @@ GUARDS = [
     Guard(
         "a partition that takes nothing is refused before it is drafted",
         "gateway/lanes/transaction.py",
-        "why = self.refused(source.topic, verdict.state.partition)",
+        "why = self.refused(source.topic, partition)",
         "why = None",
         "tests/unit/topics/test_partition_health.py",
     ),
@@ -169,8 +169,8 @@ GUARDS = [
     Guard(
         "one token leaves room for the sources of others",
         "gateway/lanes/transaction.py",
-        "        return self._new_sources + weight(key) > shares.room(token)\n",
-        "        return shares.used >= shares.limit\n",
+        "self._new_sources + weight(key) <= shares.room(token):",
+        "shares.used < shares.limit:",
         "tests/unit/lanes/test_transaction.py",
     ),
     Guard(
