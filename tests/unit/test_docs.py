@@ -241,6 +241,12 @@ def test_a_link_leads_to_a_file(page: Path) -> None:
     assert missing == []
 
 
+def test_each_page_is_in_the_navigation_once() -> None:
+    config = (ROOT / "ops" / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = sorted(re.findall(r"^\s+- (?:[^:\n]+: )?(\S+\.md)$", config, re.MULTILINE))
+    assert listed == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
 def test_the_readme_is_one_page() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
