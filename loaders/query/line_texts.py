@@ -1,4 +1,4 @@
-r"""Lines to the texts of a parser's columns, without Spark: access logs, logfmt, regular expressions, delimited fields.
+r"""Lines to the texts of a parser's columns, without Spark: logfmt, regular expressions, delimited fields.
 
 Each format has a slow way, in Python, which is the rule (that of `parsing.formats`), and a fast one in Arrow for lines
 whose form leaves one reading only. Both give the same texts; the fast one leaves the other lines to the slow one.
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from logferry.loaders.parsing.columns import ACCESS_LINE, MARK, REQUEST, REQUEST_PARTS, named_groups
+from logferry.loaders.parsing.columns import MARK
 from logferry.loaders.query.java_pattern import translate
 
 MARKED: Final = "the line holds the control character U+0001"
@@ -75,11 +75,11 @@ def _texts(name: str, read: Iterable[Mapping[str, str | None]]) -> pa.Array:
     return pa.array([columns[name] for columns in read], kind)
 
 
-def _where(mask: pa.Array) -> np.ndarray:
+def where(mask: pa.Array) -> np.ndarray:
     return np.flatnonzero(mask.to_numpy(zero_copy_only=False))
 
 
-def _at(flat: pa.Array, first: int, step: int) -> pa.Array:
+def every_nth(flat: pa.Array, first: int, step: int) -> pa.Array:
     """Each ``step``-th value."""
     return flat.take(pa.array(np.arange(first, len(flat), step)))
 
@@ -87,108 +87,6 @@ def _at(flat: pa.Array, first: int, step: int) -> pa.Array:
 def _has_mark(lines: pa.StringArray) -> bool:
     data = lines.buffers()[2]
     return data is not None and bool((np.frombuffer(data, np.uint8) == ord(MARK)).any())
-
-
-# ---- access logs ------------------------------------------------------------------------------------------
-
-_PLAIN, _GROUPS = named_groups(ACCESS_LINE)
-_LINE: Final = re.compile(_PLAIN, re.ASCII | re.DOTALL)
-_REQUEST: Final = re.compile(REQUEST.replace(r"\z", r"\Z").replace(".+?", r"[^\n\r\u0085\u2028\u2029]+?"))
-_SIMPLE_REQUEST: Final = "^[A-Za-z0-9_-]+ [^ \\n\\r\u0085\u2028\u2029]+ [A-Za-z]+/[0-9.]+$"
-# No field but the quoted ones has a space or a quote; these have no backslash: split at quotes, the parts are known.
-_WORD: Final = r'[^ \t\n\x0b\f\r"\[]+'
-_STAMP: Final = r"[0-9]{2}/[A-Za-z]{3}/[0-9]{4}:[0-9]{2}:[0-9]{2}:[0-9]{2} [+-][0-9]{4}"
-_COMMON: Final = rf'^{_WORD} {_WORD} {_WORD} \[{_STAMP}\] "[^"\\]*" (?:[0-9]{{3}}|-) (?:[0-9]{{1,18}}|-)'
-_COMBINED: Final = rf'{_COMMON} "[^"\\]*" "[^"\\]*"$'
-_STAMP_BYTES: Final = len("25/Nov/2026:10:00:00 +0000")
-_QUOTED: Final = {"request": 1, "referer": 3, "user_agent": 5}
-_PREFIX: Final = ("remote_host", "ident", "user")
-_SURE: Final = frozenset((("status", "int"), ("body_bytes", "bigint")))
-
-
-class AccessLines:
-    def fast(self, lines: pa.StringArray) -> list[Texts]:
-        found = []
-        left = np.arange(len(lines))
-        for pattern, parts in ((_COMBINED, 7), (_COMMON + "$", 3)):
-            if len(left):
-                among = lines if len(left) == len(lines) else lines.take(pa.array(left))
-                fits = pc.match_substring_regex(among, pattern)
-                if pc.all(fits).as_py():
-                    found.append(_access_texts(left, among, parts))
-                    break
-                if pc.any(fits).as_py():
-                    found.append(_access_texts(left[_where(fits)], among.filter(fits), parts))
-                    left = left[_where(pc.invert(fits))]
-        return [texts for texts in found if len(texts.rows)]
-
-    def slow(self, line: str) -> Read:
-        if MARK in line:
-            return MARKED
-        match = _LINE.fullmatch(line)
-        if match is None:
-            return NO_FIT
-        found: dict[str, str | None] = {name: match[number] or "" for name, number in _GROUPS.items()}
-        request = _REQUEST.search(match[_GROUPS["request"]])
-        return found | {name: request[n] if request is not None else None for name, n in REQUEST_PARTS.items()}
-
-
-def _access_texts(rows: np.ndarray, lines: pa.StringArray, parts: int) -> Texts:
-    if _has_mark(lines):
-        plain = pc.invert(pc.match_substring(lines, MARK))
-        rows, lines = rows[_where(plain)], lines.filter(plain)
-    known: dict[str, pa.Array] = {}
-
-    @cache
-    def flat() -> pa.Array:
-        return pc.list_flatten(pc.split_pattern(lines, '"'))
-
-    def column(name: str) -> pa.Array:
-        if name in known:
-            return known[name]
-        if name == "time":
-            return _stamps(lines)
-        if name in _QUOTED:
-            return _at(flat(), _QUOTED[name], parts) if _QUOTED[name] < parts else pa.array([""] * len(rows))
-        if name in _PREFIX:
-            words = pc.list_flatten(pc.split_pattern(_at(flat(), 0, parts), " ", max_splits=3))
-            known.update({each: _at(words, number, 4) for number, each in enumerate(_PREFIX)})
-        elif name in REQUEST_PARTS:
-            known.update(_request_parts(column("request")))
-        else:
-            words = pc.list_flatten(pc.split_pattern(pc.ascii_trim(_at(flat(), 2, parts), " "), " "))
-            known.update(status=_at(words, 0, 2), body_bytes=_at(words, 1, 2))
-        return known[name]
-
-    return Texts(rows, column, _SURE)
-
-
-def _stamps(lines: pa.StringArray) -> pa.StringArray:
-    """The texts after the first brackets, without splitting the lines."""
-    size = len(lines)
-    if not size:
-        return lines
-    offsets = np.frombuffer(lines.buffers()[1], np.int32)[lines.offset : lines.offset + size]
-    starts = offsets + pc.find_substring(lines, "[").to_numpy() + 1
-    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(lines.buffers()[2], np.uint8), _STAMP_BYTES)
-    ends = np.arange(size + 1, dtype=np.int32) * _STAMP_BYTES
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(windows[starts])]
-    return pa.Array.from_buffers(pa.string(), size, buffers)
-
-
-def _request_parts(requests: pa.Array) -> dict[str, pa.Array]:
-    fits = pc.match_substring_regex(requests, _SIMPLE_REQUEST)
-    words = pc.list_flatten(pc.split_pattern(requests.filter(fits), " "))
-    found = {name: _at(words, number - 1, 3) for name, number in REQUEST_PARTS.items()}
-    others = requests.filter(pc.invert(fits))
-    if not len(others):
-        return found
-    order = np.argsort(np.concatenate([_where(fits), _where(pc.invert(fits))]), kind="stable")
-    matches = [_REQUEST.search(text) for text in others.to_pylist()]
-    for name, number in REQUEST_PARTS.items():
-        rest = pa.array([m[number] if m is not None else None for m in matches], pa.string())
-        found[name] = pa.concat_arrays([found[name], rest]).take(pa.array(order))
-    return found
 
 
 # ---- regular expressions ----------------------------------------------------------------------------------
@@ -214,7 +112,7 @@ class PatternLines:
         fits = pc.and_(read.is_valid(), short)
         if _has_mark(lines):
             fits = pc.and_(fits, pc.invert(pc.match_substring(lines, MARK)))
-        rows = _where(fits)
+        rows = where(fits)
         texts = read.take(pa.array(rows))
         return [Texts(rows, lambda name: texts.field(name))]
 
@@ -285,7 +183,7 @@ class LogfmtLines:
         found: list[Texts] = []
         left = np.arange(len(lines))
         if _has_mark(lines):
-            left = _where(pc.invert(pc.match_substring(lines, MARK)))
+            left = where(pc.invert(pc.match_substring(lines, MARK)))
         for number in range(_FORMS):
             if len(left) < _LEAST_LINES:
                 break
@@ -295,8 +193,8 @@ class LogfmtLines:
                 continue
             read = pc.extract_regex(among, form.pattern)
             fits = read.is_valid()
-            found.append(self._texts_of(form, left[_where(fits)], read.filter(fits)))
-            left = left[_where(pc.invert(fits))]
+            found.append(self._texts_of(form, left[where(fits)], read.filter(fits)))
+            left = left[where(pc.invert(fits))]
         return found
 
     def _texts_of(self, form: _Form, rows: np.ndarray, read: pa.StructArray) -> Texts:
@@ -359,7 +257,7 @@ class DelimitedLines:
         if self._quoted:
             fits = pc.and_(fits, pc.invert(pc.match_substring(lines, '"')))
         flat, count = pc.list_flatten(parts.filter(fits)), len(self._names)
-        return [Texts(_where(fits), lambda name: _at(flat, self._names.index(name), count))]
+        return [Texts(where(fits), lambda name: every_nth(flat, self._names.index(name), count))]
 
     def slow(self, line: str) -> Read:
         if self._quoted:

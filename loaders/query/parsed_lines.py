@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.settings import RESCUED, ParserSettings
+from logferry.loaders.query.access_lines import AccessLines
 from logferry.loaders.query.java_times import Reader, event_times, needs_made
 from logferry.loaders.query.json_lines import NOT_OBJECT, Values, arrow_schema, read_by_arrow, time_of
 from logferry.loaders.query.line_texts import (
     FIELDS,
-    AccessLines,
     DelimitedLines,
     Format,
     LogfmtLines,

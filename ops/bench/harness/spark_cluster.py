@@ -21,9 +21,13 @@ _STOP_S = 15
 
 
 class Standalone:
-    """``url``: the master's. ``workers`` of one core and a gigabyte each."""
+    """``url``: the master's. ``workers`` of one core and a gigabyte each.
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
+    ``are_pinned``: each worker runs on a core of its own, with its executors and the threads of their JVMs. Without it
+    Spark starts one task at a time in an executor, which compiles and collects garbage on every core.
+    """
+
+    def __init__(self, folder: Path, workers: int = 2, *, are_pinned: bool = False) -> None:
         self.folder = folder
         self._port = free_ports(2 + workers)[0]
         self.url = f"spark://127.0.0.1:{self._port}"
@@ -36,9 +40,12 @@ class Standalone:
         classes = f"{SPARK / 'bin' / 'spark-class'}", "org.apache.spark.deploy"
         master = [classes[0], f"{classes[1]}.master.Master", "--host", "127.0.0.1", "--port", str(self._port)]
         self._children = [Child("master", [*master, "--webui-port", str(self._port + 1)], folder / "master.log", env)]
+        cores = sorted(os.sched_getaffinity(0))
         for number in range(workers):
             at = ["--host", "127.0.0.1", "--webui-port", str(self._port + 2 + number), "-d", str(folder / f"w{number}")]
             worker = [classes[0], f"{classes[1]}.worker.Worker", "-c", "1", "-m", "1g", *at, self.url]
+            if are_pinned:
+                worker = ["taskset", "--cpu-list", str(cores[number % len(cores)]), *worker]
             self._children.append(Child(f"worker-{number}", worker, folder / f"worker-{number}.log", env))
 
     def start(self) -> None:
@@ -87,9 +94,9 @@ def _command(pid: int) -> bytes:
 
 
 @contextmanager
-def standalone(folder: Path, workers: int = 2) -> Iterator[Standalone]:
+def standalone(folder: Path, workers: int = 2, *, are_pinned: bool = False) -> Iterator[Standalone]:
     folder.mkdir()
-    cluster = Standalone(folder, workers)
+    cluster = Standalone(folder, workers, are_pinned=are_pinned)
     try:
         cluster.start()
         yield cluster

@@ -14,11 +14,11 @@ from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.query import line_texts
+from logferry.loaders.query.access_lines import AccessLines
 from logferry.loaders.query.java_pattern import translate
 from logferry.loaders.query.json_lines import Values, arrow_schema, read_by_arrow
 from logferry.loaders.query.line_texts import (
     FIELDS,
-    AccessLines,
     DelimitedLines,
     Format,
     LogfmtLines,

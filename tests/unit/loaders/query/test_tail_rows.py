@@ -16,8 +16,8 @@ from logferry.loaders.errors import LedgerBroken
 from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.query import tail_rows
-from logferry.loaders.query.chunk_lines import lines_of
 from logferry.loaders.query.parsed_lines import arrow_type
+from logferry.loaders.query.tail_rows import lines_of
 
 from tests.support.loader import chunks_of, rows_of
 
