@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,16 +15,33 @@ from logferry.loaders.query.line_texts import MARKED, NO_FIT, Read, Texts, every
 _PLAIN, _GROUPS = named_groups(ACCESS_LINE)
 _LINE: Final = re.compile(_PLAIN, re.ASCII | re.DOTALL)
 _REQUEST: Final = re.compile(REQUEST.replace(r"\z", r"\Z").replace(".+?", r"[^\n\r\u0085\u2028\u2029]+?"))
-_SIMPLE_REQUEST: Final = "^[A-Za-z0-9_-]+ [^ \\n\\r\u0085\u2028\u2029]+ [A-Za-z]+/[0-9.]+$"
 # No field but the quoted ones has a space or a quote, and these have no backslash: the quotes divide the line.
 _WORD: Final = r'[^ \t\n\x0b\f\r"\[\x01]+'
 _QUOTED: Final = r'"[^"\\\x01]*"'
 _STAMP: Final = r"[0-9]{2}/[A-Za-z]{3}/[0-9]{4}:[0-9]{2}:[0-9]{2}:[0-9]{2} [+-][0-9]{4}"
-_COMMON: Final = rf"^{_WORD} {_WORD} {_WORD} \[{_STAMP}\] {_QUOTED} (?:[0-9]{{3}}|-) (?:[0-9]{{1,18}}|-)"
-_COMBINED: Final = rf"{_COMMON} {_QUOTED} {_QUOTED}$"
+_SIMPLE_REQUEST: Final = '"[A-Za-z0-9_-]+ [^ "\\\\\\x01\\n\\r\u0085\u2028\u2029]+ [A-Za-z]+/[0-9.]+"'
+_BEFORE: Final = rf"^{_WORD} {_WORD} {_WORD} \[{_STAMP}\]"
+_AFTER: Final = "(?:[0-9]{3}|-) (?:[0-9]{1,18}|-)"
 _STAMP_BYTES: Final = len("25/Nov/2026:10:00:00 +0000")
 _OF_QUOTES: Final = {"request": 0, "referer": 2, "user_agent": 4}
 _PREFIX: Final = ("remote_host", "ident", "user")
+
+
+class _Form(NamedTuple):
+    """An expression of RE2 for lines, how many quotes each has, and whether its request is three words."""
+
+    pattern: str
+    quotes: int
+    is_simple: bool
+
+
+# The most common ones first. A line that fits none is left to the slow way.
+_FORMS: Final = (
+    _Form(f"{_BEFORE} {_SIMPLE_REQUEST} {_AFTER} {_QUOTED} {_QUOTED}$", 6, True),
+    _Form(f"{_BEFORE} {_SIMPLE_REQUEST} {_AFTER}$", 2, True),
+    _Form(f"{_BEFORE} {_QUOTED} {_AFTER} {_QUOTED} {_QUOTED}$", 6, False),
+    _Form(f"{_BEFORE} {_QUOTED} {_AFTER}$", 2, False),
+)
 _SURE: Final = frozenset((("status", "int"), ("body_bytes", "bigint")))
 
 
@@ -32,16 +49,17 @@ class AccessLines:
     def fast(self, lines: pa.StringArray) -> list[Texts]:
         found = []
         left = np.arange(len(lines))
-        for pattern, quotes in ((_COMBINED, 6), (_COMMON + "$", 2)):
-            if len(left):
-                among = lines if len(left) == len(lines) else lines.take(pa.array(left))
-                fits = pc.match_substring_regex(among, pattern)
-                if pc.all(fits).as_py():
-                    found.append(_access_texts(left, among, quotes))
-                    break
-                if pc.any(fits).as_py():
-                    found.append(_access_texts(left[where(fits)], among.filter(fits), quotes))
-                    left = left[where(pc.invert(fits))]
+        for form in _FORMS:
+            if not len(left):
+                break
+            among = lines if len(left) == len(lines) else lines.take(pa.array(left))
+            fits = pc.match_substring_regex(among, form.pattern)
+            if pc.all(fits).as_py():
+                found.append(_access_texts(left, among, form))
+                break
+            if pc.any(fits).as_py():
+                found.append(_access_texts(left[where(fits)], among.filter(fits), form))
+                left = left[where(pc.invert(fits))]
         return [texts for texts in found if len(texts.rows)]
 
     def slow(self, line: str) -> Read:
@@ -55,9 +73,9 @@ class AccessLines:
         return found | {name: request[n] if request is not None else None for name, n in REQUEST_PARTS.items()}
 
 
-def _access_texts(rows: np.ndarray, lines: pa.StringArray, quotes: int) -> Texts:
-    """``quotes``: how many each line has."""
+def _access_texts(rows: np.ndarray, lines: pa.StringArray, form: _Form) -> Texts:
     known: dict[str, pa.Array] = {}
+    quotes = form.quotes
 
     @cache
     def quoted() -> np.ndarray:
@@ -76,7 +94,7 @@ def _access_texts(rows: np.ndarray, lines: pa.StringArray, quotes: int) -> Texts
             words = pc.list_flatten(pc.split_pattern(lines, " ", max_splits=3))
             known.update({each: every_nth(words, number, 4) for number, each in enumerate(_PREFIX)})
         elif name in REQUEST_PARTS:
-            known.update(_request_parts(column("request")))
+            known.update((_words if form.is_simple else _request_parts)(column("request")))
         else:
             ends = quoted()[:, 2] - 1 if quotes > 2 else _ends(lines)
             words = _between(lines, quoted()[:, 1] + 2, ends)
@@ -99,22 +117,18 @@ def _stamps(lines: pa.StringArray) -> pa.StringArray:
     return pa.Array.from_buffers(pa.string(), len(lines), [None, pa.py_buffer(ends), pa.py_buffer(windows[starts])])
 
 
+def _words(requests: pa.StringArray) -> dict[str, pa.Array]:
+    """The parts of requests of three words."""
+    blanks = _places(requests, " ", 2)
+    bounds = _starts(requests), blanks[:, 0], blanks[:, 0] + 1, blanks[:, 1], blanks[:, 1] + 1, _ends(requests)
+    return {name: _between(requests, *bounds[2 * n - 2 : 2 * n]) for name, n in REQUEST_PARTS.items()}
+
+
 def _request_parts(requests: pa.StringArray) -> dict[str, pa.Array]:
-    fits = pc.match_substring_regex(requests, _SIMPLE_REQUEST)
-    are_simple = pc.all(fits).as_py()
-    simple = requests if are_simple else requests.filter(fits)
-    blanks = _places(simple, " ", 2)
-    bounds = _starts(simple), blanks[:, 0], blanks[:, 0] + 1, blanks[:, 1], blanks[:, 1] + 1, _ends(simple)
-    found = {n: _between(simple, *bounds[2 * number - 2 : 2 * number]) for n, number in REQUEST_PARTS.items()}
-    if are_simple:
-        return found
-    others = requests.filter(pc.invert(fits))
-    order = np.argsort(np.concatenate([where(fits), where(pc.invert(fits))]), kind="stable")
-    matches = [_REQUEST.search(text) for text in others.to_pylist()]
-    for name, number in REQUEST_PARTS.items():
-        rest = pa.array([m[number] if m is not None else None for m in matches], pa.string())
-        found[name] = pa.concat_arrays([found[name], rest]).take(pa.array(order))
-    return found
+    """The parts of any requests."""
+    found = [_REQUEST.search(text) for text in requests.to_pylist()]
+    parts = REQUEST_PARTS.items()
+    return {name: pa.array([match and match[n] for match in found], pa.string()) for name, n in parts}
 
 
 def _bytes(texts: pa.StringArray) -> np.ndarray:
