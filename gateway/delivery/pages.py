@@ -13,7 +13,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
@@ -211,14 +211,22 @@ class TopicPages:
 
 
 async def next_batch(
-    pages: TopicPages, tp: TopicPartition, start: int, shape: BatchShape, max_bytes: int, max_wait_s: float
+    pages: TopicPages,
+    tp: TopicPartition,
+    start: int,
+    shape: BatchShape,
+    max_bytes: int,
+    max_wait_s: float,
+    waits: Callable[[], None],
 ) -> tuple[int, list[Row]]:
     """Where the next batch from ``start`` on ends, and its chunks; waits for some. Without any: there are none so far.
 
-    Raises as `TopicPages.read` does.
+    ``waits``: called when there is nothing to read now. Raises as `TopicPages.read` does.
     """
     found, at, deadline = list[Row](), start, None
     while True:
+        if pages.ends.get(tp, at) == at:
+            waits()
         try:
             async with asyncio.timeout_at(deadline):
                 await pages.has_more(tp, at)

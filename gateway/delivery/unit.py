@@ -70,6 +70,8 @@ class DeliveryUnit:
     _defined: tuple[PushSubscription, str] | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _cutting: asyncio.Task[tuple[int, list[Row]]] | None = None
+    # Batches are cut without a wait for data.
+    _is_planning: bool = False
     _failures: int = 0
     _passed_s: float = 0.0
 
@@ -89,7 +91,7 @@ class DeliveryUnit:
     @property
     def may_wait(self) -> bool:
         """Whether its commit may wait for others."""
-        return not self.letters and progress.may_wait(self.wanted, self.committed)
+        return not self.letters and progress.may_wait(self.wanted, self.committed, is_planning=self._is_planning)
 
     # ---- for the lane ----------------------------------------------------------------------------------------------
 
@@ -218,25 +220,21 @@ class DeliveryUnit:
         while True:
             text = self._shape_now
             if self._is_idle or not progress.may_plan(self.wanted, text) or not self._has_room:
+                self._planning_waits()
                 await self._changed.wait()
                 continue
-            turn, start = self._turn, progress.next_start(self.wanted)
-            self._cutting = asyncio.create_task(
-                next_batch(
-                    self.services.pages,
-                    self.tp,
-                    max(start, self._scanned),
-                    self._shape(text),
-                    self.subscription.definition.max_bytes,
-                    self.subscription.definition.max_wait_ms / 1000,
-                )
-            )
+            self._is_planning = True
+            turn, start = self._turn, max(progress.next_start(self.wanted), self._scanned)
+            definition, shape, waits = self.subscription.definition, self._shape(text), self._planning_waits
+            limits = definition.max_bytes, definition.max_wait_ms / 1000
+            self._cutting = asyncio.create_task(next_batch(self.services.pages, self.tp, start, shape, *limits, waits))
             try:
                 await asyncio.wait({self._cutting})
                 if self._cutting.cancelled():
                     continue
                 end, rows = self._cutting.result()
             except (errors.KafkaError, OSError, TimeoutError) as error:
+                self._planning_waits()
                 await self._read_failed(error)
                 continue
             finally:
@@ -250,9 +248,16 @@ class DeliveryUnit:
                 if self.services.room.try_take(self.key.subscription, sum(map(size_of, rows))):
                     self._ahead[end] = rows
                 elif len(self.wanted.ends) >= _ROOMLESS:
+                    self._planning_waits()
                     await self._changed.wait()
                     continue
                 self._set(progress.planned(self.wanted, end, text))
+
+    def _planning_waits(self) -> None:
+        """No plan follows at once: those that waited for it are committed."""
+        self._is_planning = False
+        if not self.may_wait:
+            self.mark(self)
 
     @property
     def _has_room(self) -> bool:
@@ -326,8 +331,8 @@ class DeliveryUnit:
 
     async def _batch(self, state: DeliveryState, rows: list[Row]) -> DeliveryBatch:
         shape = self._shape(state.shape)
-        body = shape.body(rows) if shape.is_quick(rows) else await asyncio.to_thread(shape.body, rows)
-        return DeliveryBatch(state.position, state.ends[0], rows, body)
+        pieces = shape.pieces(rows) if shape.is_quick(rows) else await asyncio.to_thread(shape.pieces, rows)
+        return DeliveryBatch(state.position, state.ends[0], rows, pieces)
 
     async def _deliver(self, turn: int, state: DeliveryState, batch: DeliveryBatch) -> float:
         """One attempt. Returns how long to wait before the next one; 0: it is settled."""

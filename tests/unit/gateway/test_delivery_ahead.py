@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from logferry.gateway.contract.delivery_state import DeliveryState
+from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.delivery.batch import BatchShape
 from logferry.gateway.delivery.lane import DeliveryLane
-from logferry.gateway.delivery.pages import TopicPages
+from logferry.gateway.delivery.pages import TopicPages, next_batch
+from logferry.gateway.delivery.unit import DeliveryUnit
 from logferry.gateway.kafka.record_batch import FetchedRecords
+from logferry.gateway.subscriptions import PushSubscription
 
 TP: TopicPartition = ("dc1.app", 0)
 
@@ -89,7 +92,46 @@ async def test_a_page_whose_topic_is_forgotten_meanwhile_is_not_kept() -> None:
     assert fetches.begun[:3] == [0, 10, 10]
 
 
+async def test_that_there_is_nothing_to_read_now_is_reported_before_the_wait() -> None:
+    fetches, waits = Fetches(), list[int]()
+    pages = pages_of(fetches)
+    shape = BatchShape(PushSubscription(topics=["dc1.app"], url="https://example.org/").shape, 0)
+
+    def cut(start: int) -> asyncio.Task[Any]:
+        return asyncio.create_task(next_batch(pages, TP, start, shape, 1000, 1.0, lambda: waits.append(start)))
+
+    at_end, before = cut(1000), cut(980)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await fetches.end(980)
+    assert waits == [1000]
+    await fetches.end(990)
+    assert await before == (1000, [])
+    at_end.cancel()
+
+
 STATE = DeliveryState("id", b"t" * 16, 1, 0)
+
+
+def test_plans_are_due_when_no_other_follows_at_once() -> None:
+    """At the end of the data a batch is not kept back until there are more."""
+    marked: list[DeliveryUnit] = []
+    nothing: Any = None
+    unit = DeliveryUnit(
+        key=UnitKey("name", *TP),
+        subscription=nothing,
+        sender=nothing,
+        services=nothing,
+        topic_id=STATE.topic_id,
+        wanted=STATE._replace(ends=(10,)),
+        committed=STATE,
+        mark=marked.append,
+    )
+    unit._is_planning = True
+    assert unit.may_wait
+    unit._planning_waits()
+    assert marked == [unit]
+    assert not unit.may_wait
 
 
 class Marked:
