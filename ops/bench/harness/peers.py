@@ -23,10 +23,15 @@ from aiohttp import web
 
 PARSE
 
+taken = 0
+
 async def handler(request):
+    global taken
     body = await request.read()
     parse(body)
-    return web.Response(body=json.dumps({"size": len(body)}).encode(), content_type="application/json")
+    taken += len(body)
+    said = json.dumps({"size": len(body), "taken": taken})
+    return web.Response(body=said.encode(), content_type="application/json")
 
 app = web.Application(client_max_size=1 << 26)
 app.router.add_route("*", "/{path:.*}", handler)
@@ -96,6 +101,8 @@ def _configured(name: str, **values: object) -> str:
 @contextmanager
 def bare_handler(parse: str = "parse = len") -> Iterator[tuple[str, int]]:
     """A bare aiohttp handler in one process: reads the body, parses it and answers. Yields its URL and pid.
+
+    The answer has the bytes of this body, and those of all so far.
 
     ``parse``: a statement in Python that defines the function of that name.
     """
