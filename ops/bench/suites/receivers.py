@@ -1,7 +1,8 @@
 """Benchmarks of the receivers: lines a second of one worker.
 
 ``bulk_lines_s``: against a bare handler that parses each document by `json` and throws it away. ``otlp_lines_s``:
-against OpenTelemetry's collector, which writes to the same Kafka and may use all processors. ``archive_mb_s``: against chunks.
+against OpenTelemetry's collector, which writes to the same Kafka and may use all processors. ``archive_mb_s``: against
+chunks.
 """
 
 from __future__ import annotations
