@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from logferry.gateway.config import KafkaSettings
@@ -54,7 +54,7 @@ async def send_file(at: Gateway, name: str, pieces: list[bytes], ends: tuple[str
 async def test_files_are_mirrored_and_loaded_whole_in_order_and_once(
     world: World, spark: SparkSession, tmp_path: Path
 ) -> None:
-    rules = {"archive": {"topics": [{"name": "*", "topic": world.name}], "commit_within_s": 600.0}}
+    rules: dict[str, Any] = {"archive": {"topics": [{"name": "*", "topic": world.name}], "commit_within_s": 600.0}}
     job = TableJob(path=Location.of(tmp_path / "table"), topics=[f"*.{world.name}"], max_records=20)
     sent: list[Sent] = []
     with (

@@ -93,7 +93,7 @@ async def _attempt(answer: bytes, *, closed: bool = False) -> str:
     """The detail of an attempt at a receiver that answers with these bytes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil([b"body"])
+        await reader.readuntil(b"body")
         writer.write(answer)
         await writer.drain()
         writer.close()
