@@ -40,7 +40,7 @@ async def test_a_worker_takes_no_more_memory_than_its_limits_say(
     topic = await workers.make_topic(topic_name, PARTITIONS)
     for number in range(CHUNKS):
         data = random.Random(number).randbytes(MIB // 2).hex().encode()[:-1] + b"\n"
-        await workers.ask("POST", source_path(topic, f"web{number}", "/chunks?seqno=1"), data=data)
+        await workers.ask("POST", source_path(topic_name, f"web{number}", "/chunks?seqno=1"), data=data)
     taken, may_answer = 0, asyncio.Event()
 
     async def behave(got: Received) -> int | None:
