@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
+from logferry.gateway.contract.names import lane_of
+
 DELIVERY_STATE_VERSION: Final = 1
 
 
@@ -29,6 +31,10 @@ class UnitKey(NamedTuple):
         """Raises ValueError."""
         subscription, topic, partition, shard = raw.decode().split("\0")
         return cls(subscription, topic, int(partition), int(shard))
+
+    def lane(self, lanes: int) -> int:
+        """The lane of `deliver` that it falls to. The partitions of a topic are spread evenly, as the load is."""
+        return (lane_of(f"{self.subscription}\0{self.topic}", lanes) + self.partition) % lanes
 
     def __str__(self) -> str:
         return f"{self.subscription}: {self.topic}-{self.partition}" + (f" shard {self.shard}" if self.shard else "")

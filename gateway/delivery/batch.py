@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -21,7 +21,7 @@ from urllib.parse import quote
 import cramjam
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, Headers, record_headers
 from logferry.gateway.contract.delivery_state import UnitKey
-from logferry.gateway.reading.formats import ENCODERS, PLAIN, Row
+from logferry.gateway.reading.formats import PARTS, PLAIN, Row, pieces
 from logferry.gateway.subscriptions import Filters, compiled
 
 # Counted for each chunk beside its data.
@@ -41,7 +41,7 @@ class BatchShape:
         """``text``: of `PushSubscription.shape`. Raises ValueError."""
         found = json.loads(text)
         self.text, self._shard, self._shards = text, shard, int(found["shards"])
-        self._encode, self.content_type = _FORMATS[found["format"]]
+        self._parts, self.content_type = _FORMATS[found["format"]]
         self._copies = found["format"] in ("msgpack", "text")
         self.compression: str = found["compression"]
         filters = Filters.model_validate(found["filters"])
@@ -58,13 +58,14 @@ class BatchShape:
         return self._pattern is None or self._pattern.search(row[_DATA]) is not None
 
     def is_quick(self, rows: Sequence[Row]) -> bool:
-        """Whether `body` takes less than a thread costs: some large rows are only copied, some bytes are escaped."""
+        """Whether `pieces` takes less than a thread costs: large rows are not copied, some bytes are escaped."""
         if self._copies and len(rows) <= _QUICK_ROWS:
             return True
         return sum(map(size_of, rows)) <= _QUICK_BYTES
 
-    def body(self, rows: Sequence[Row]) -> bytes:
-        return self._encode(rows)
+    def pieces(self, rows: Sequence[Row]) -> list[bytes]:
+        """The body, in pieces."""
+        return pieces(self._parts(rows))
 
     def compressed(self, body: bytes) -> bytes:
         if self.compression == "gzip":
@@ -74,12 +75,15 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryBatch:
-    """``start`` and ``end``: the offsets that it takes the place of; ``first`` and ``last``: of its chunks."""
+    """``start`` and ``end``: the offsets that it takes the place of; ``first`` and ``last``: of its chunks.
+
+    ``pieces``: of the body. They are the data of the rows where that is large, so that a batch is in memory once.
+    """
 
     start: int
     end: int
     rows: list[Row]
-    body: bytes
+    pieces: list[bytes]
 
     @property
     def first(self) -> int:
@@ -91,7 +95,7 @@ class DeliveryBatch:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.body)
+        return sum(map(len, self.pieces))
 
     def middle(self) -> int:
         """Where the second half begins; there are two chunks at least."""
@@ -146,14 +150,17 @@ def headers(
     if shape.compression != "none":
         found["Content-Encoding"] = shape.compression
     if secrets:
-        found["X-Logferry-Signature"] = signature(batch.body, secrets, now_s)
+        found["X-Logferry-Signature"] = signature(batch.pieces, secrets, now_s)
     return found
 
 
-def signature(body: bytes, secrets: Sequence[bytes], now_s: int) -> str:
-    """``t=<unix s>,v1=<hex>``, with a ``v1`` for each key."""
-    stamped = str(now_s).encode() + b"." + body
-    return ",".join([f"t={now_s}", *(f"v1={hmac.new(key, stamped, hashlib.sha256).hexdigest()}" for key in secrets)])
+def signature(body: Iterable[bytes], secrets: Sequence[bytes], now_s: int) -> str:
+    """``t=<unix s>,v1=<hex>``, with a ``v1`` for each key. ``body``: its pieces."""
+    codes = [hmac.new(key, b"%d." % now_s, hashlib.sha256) for key in secrets]
+    for piece in body:
+        for code in codes:
+            code.update(piece)
+    return ",".join([f"t={now_s}", *(f"v1={code.hexdigest()}" for code in codes)])
 
 
 class DeadLetter(NamedTuple):
@@ -173,8 +180,8 @@ def dead_letter(topic: str, key: UnitKey, row: Row, detail: str) -> DeadLetter:
     return DeadLetter(topic, row[4].encode(), row[10], record_headers(chunk))
 
 
-def _cloudevents(rows: Sequence[Row]) -> bytes:
-    return json.dumps(list(map(_event, rows)), ensure_ascii=False).encode()
+def _cloudevents(rows: Sequence[Row]) -> Iterator[bytes]:
+    yield json.dumps(list(map(_event, rows)), ensure_ascii=False).encode()
 
 
 def _event(row: Row) -> dict[str, Any]:
@@ -206,9 +213,9 @@ def _rfc3339(time_ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03}Z"
 
 
-_FORMATS: Final[dict[str, tuple[Callable[[Sequence[Row]], bytes], str]]] = {
-    "ndjson": (ENCODERS[NDJSON], NDJSON),
-    "msgpack": (ENCODERS[MSGPACK], MSGPACK),
-    "text": (ENCODERS[PLAIN], PLAIN),
+_FORMATS: Final[dict[str, tuple[Callable[[Sequence[Row]], Iterator[bytes]], str]]] = {
+    "ndjson": (PARTS[NDJSON], NDJSON),
+    "msgpack": (PARTS[MSGPACK], MSGPACK),
+    "text": (PARTS[PLAIN], PLAIN),
     "cloudevents": (_cloudevents, "application/cloudevents-batch+json"),
 }

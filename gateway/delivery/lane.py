@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
-from logferry.gateway.contract.names import TopicPartition, lane_of, partition_of
+from logferry.gateway.contract.names import TopicPartition, partition_of
 from logferry.gateway.delivery import progress
 from logferry.gateway.delivery.batch import DeadLetter
 from logferry.gateway.delivery.catalog import SubscriptionView
@@ -118,7 +118,7 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
                 for number in range(len(topic.partitions)):
                     for shard in range(stored.definition.shards):
                         key = UnitKey(name, topic.name, number, shard)
-                        if lane_of(f"{name}\0{topic.name}\0{number}", self.config.lanes) == self.number:
+                        if key.lane(self.config.lanes) == self.number:
                             wanted.add(key)
                             self._forgotten.pop(key, None)
                             self._adopt(key, topic.id)

@@ -13,7 +13,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
@@ -211,14 +211,22 @@ class TopicPages:
 
 
 async def next_batch(
-    pages: TopicPages, tp: TopicPartition, start: int, shape: BatchShape, max_bytes: int, max_wait_s: float
+    pages: TopicPages,
+    tp: TopicPartition,
+    start: int,
+    shape: BatchShape,
+    max_bytes: int,
+    max_wait_s: float,
+    waits: Callable[[], None],
 ) -> tuple[int, list[Row]]:
     """Where the next batch from ``start`` on ends, and its chunks; waits for some. Without any: there are none so far.
 
-    Raises as `TopicPages.read` does.
+    ``waits``: called when there is nothing to read now. Raises as `TopicPages.read` does.
     """
     found, at, deadline = list[Row](), start, None
     while True:
+        if pages.ends.get(tp, at) == at:
+            waits()
         try:
             async with asyncio.timeout_at(deadline):
                 await pages.has_more(tp, at)
@@ -283,3 +291,59 @@ class BatchRoom:
         self._shares.give(name, size)
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()
+
+
+class PlannedRows:
+    """The chunks of a unit's planned batches that are in memory, by the end of the batch, counted in the room.
+
+    The batch that is sent next goes first: while it waits for room nothing else of the unit is kept. Batches behind it
+    would hold the room that it waits for, and would never be sent.
+    """
+
+    def __init__(self, room: BatchRoom, name: str) -> None:
+        self._room, self._name = room, name
+        self._rows: dict[int, list[Row]] = {}
+        self._waits = False
+
+    def has_room(self, max_bytes: int) -> bool:
+        return not self._waits and self._room.fits(self._name, max_bytes)
+
+    def keep(self, end: int, rows: list[Row]) -> bool:
+        """Whether there was room."""
+        kept = not self._waits and self._room.try_take(self._name, sum(map(size_of, rows)))
+        if kept:
+            self._rows[end] = rows
+        return kept
+
+    def put_back(self, end: int, rows: list[Row]) -> None:
+        """What `get` gave, instead of `give`."""
+        self._rows[end] = rows
+
+    def give(self, rows: list[Row]) -> None:
+        self._room.give(self._name, sum(map(size_of, rows)))
+
+    def drop(self) -> None:
+        rows, self._rows = self._rows, {}
+        for one in rows.values():
+            self.give(one)
+
+    async def get(self, end: int, read: Callable[[], Awaitable[list[Row]]]) -> list[Row]:
+        """The chunks of the batch to send, kept or by ``read``, counted from now on. Reads twice where it waits."""
+        rows = self._rows.pop(end, None)
+        if rows is not None:
+            return rows
+        rows = await read()
+        size = sum(map(size_of, rows))
+        if self._room.try_take(self._name, size):
+            return rows
+        rows, self._waits = [], True
+        self.drop()
+        try:
+            await self._room.take(self._name, size)
+        finally:
+            self._waits = False
+        try:
+            return await read()
+        except BaseException:
+            self._room.give(self._name, size)
+            raise

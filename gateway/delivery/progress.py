@@ -26,6 +26,8 @@ DEPTH: Final = 12
 # it, and two at least: when the first one is done, the next one is to be ready.
 _READY: Final = 4
 _LEAST_READY: Final = 2
+# As long as more are planned without a wait for data, they share it up to so many.
+_TOGETHER: Final = 6
 _DETAIL: Final = 500
 
 # Kind → what an operator does.
@@ -97,13 +99,16 @@ def new_plans(wanted: DeliveryState, committed: DeliveryState) -> bool:
     return not set(wanted.ends) <= set(committed.ends)
 
 
-def may_wait(wanted: DeliveryState, committed: DeliveryState) -> bool:
-    """Whether the commit may wait for others: only positions, errors and plans are new, and enough can be sent."""
+def may_wait(wanted: DeliveryState, committed: DeliveryState, *, is_planning: bool = False) -> bool:
+    """Whether the commit may wait for others: only positions, errors and plans are new, and enough can be sent, or
+    more plans follow at once: while planning takes the time, a commit for each would only add to it."""
     progressed = committed._replace(position=wanted.position, ends=wanted.ends, error=wanted.error)
     if wanted != progressed:
         return False
     ready, ahead = sendable(wanted, committed), len(wanted.ends)
-    return ready == ahead or ready >= min(_READY, max(_LEAST_READY, ahead // 2))
+    if ready == ahead or (is_planning and ahead < _TOGETHER):
+        return True
+    return ready >= min(_READY, max(_LEAST_READY, ahead // 2))
 
 
 def delivered(state: DeliveryState) -> DeliveryState:

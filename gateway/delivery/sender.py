@@ -16,11 +16,12 @@ import ssl
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, AbstractStreamWriter, ResolveResult
+from aiohttp.http_writer import StreamWriter
 from aiohttp.resolver import ThreadedResolver
 from logferry.gateway.contract.delivery_state import UnitKey
 from logferry.gateway.contract.names import visible
@@ -43,12 +44,23 @@ class DeliveryOutcome(NamedTuple):
     after_s: float | None = None
 
 
-class _Body(aiohttp.BytesPayload):
-    """Written as it is. aiohttp copies it behind the headers otherwise."""
+class _Body(aiohttp.Payload):
+    """Written in its pieces, as they are. aiohttp joins them, and copies them behind the headers, otherwise."""
 
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+    _autoclose = True
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        super().__init__(pieces)
+        self._size = sum(map(len, pieces))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
         writer.send_headers()
-        await super().write_with_length(writer, content_length)
+        for piece in self._value:
+            await cast("StreamWriter", writer).write(piece, drain=False)
+        await writer.drain()
 
 
 class ForbiddenAddress(OSError):
@@ -101,12 +113,12 @@ class BatchSender:
             self._check_literal()
             keys, is_plain = self._keys(), shape.compression == "none"
 
-            def prepared() -> tuple[bytes, dict[str, str]]:
+            def prepared() -> tuple[list[bytes], dict[str, str]]:
                 """Both take some ms for each MiB."""
                 sent = headers(key, batch, shape, epoch=epoch, replay=replay, secrets=keys, now_s=int(time.time()))
-                return batch.body if is_plain else shape.compressed(batch.body), sent
+                return batch.pieces if is_plain else [shape.compressed(b"".join(batch.pieces))], sent
 
-            inline = len(batch.body) <= _INLINE_BYTES or (is_plain and not keys)
+            inline = batch.size_bytes <= _INLINE_BYTES or (is_plain and not keys)
             body, sent = prepared() if inline else await asyncio.to_thread(prepared)
             if (token := self._definition.token_file) is not None:
                 sent["Authorization"] = f"Bearer {self._read(token).decode()}"
@@ -121,7 +133,7 @@ class BatchSender:
             named = cause if isinstance(cause, ForbiddenAddress) else error
             return DeliveryOutcome("again", str(named) or type(named).__name__)
 
-    async def _post(self, body: bytes, sent: dict[str, str], context: ssl.SSLContext | None) -> DeliveryOutcome:
+    async def _post(self, body: list[bytes], sent: dict[str, str], context: ssl.SSLContext | None) -> DeliveryOutcome:
         if self._closed:
             raise aiohttp.ClientConnectionError("the subscription was changed or removed")
         if self._session is None:

@@ -18,9 +18,9 @@ from logferry.gateway import log
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.delivery import progress
-from logferry.gateway.delivery.batch import BatchShape, DeadLetter, DeliveryBatch, dead_letter, size_of
+from logferry.gateway.delivery.batch import BatchShape, DeadLetter, DeliveryBatch, dead_letter
 from logferry.gateway.delivery.metrics import BATCHES, BYTES, CHUNKS
-from logferry.gateway.delivery.pages import BatchRoom, TopicPages, next_batch, rows_between
+from logferry.gateway.delivery.pages import BatchRoom, PlannedRows, TopicPages, next_batch, rows_between
 from logferry.gateway.delivery.sender import BatchSender, DeliveryOutcome, backoff_s
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch
@@ -63,15 +63,20 @@ class DeliveryUnit:
     letters: list[DeadLetter] = field(default_factory=list)
     waits_for: str = "opening"
     _turn: int = 0
-    _ahead: dict[int, list[Row]] = field(default_factory=dict)
+    _ahead: PlannedRows = field(init=False)
     _scanned: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _shapes: dict[str, BatchShape] = field(default_factory=dict)
     _defined: tuple[PushSubscription, str] | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _cutting: asyncio.Task[tuple[int, list[Row]]] | None = None
+    # Batches are cut without a wait for data.
+    _is_planning: bool = False
     _failures: int = 0
     _passed_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._ahead = PlannedRows(self.services.room, self.key.subscription)
 
     @property
     def tp(self) -> TopicPartition:
@@ -89,7 +94,7 @@ class DeliveryUnit:
     @property
     def may_wait(self) -> bool:
         """Whether its commit may wait for others."""
-        return not self.letters and progress.may_wait(self.wanted, self.committed)
+        return not self.letters and progress.may_wait(self.wanted, self.committed, is_planning=self._is_planning)
 
     # ---- for the lane ----------------------------------------------------------------------------------------------
 
@@ -107,7 +112,7 @@ class DeliveryUnit:
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
-            self._drop_ahead()
+            self._ahead.drop()
             self.services.pages.unfollow(self.tp)
 
     def is_committed(self, state: DeliveryState) -> None:
@@ -218,25 +223,21 @@ class DeliveryUnit:
         while True:
             text = self._shape_now
             if self._is_idle or not progress.may_plan(self.wanted, text) or not self._has_room:
+                self._planning_waits()
                 await self._changed.wait()
                 continue
-            turn, start = self._turn, progress.next_start(self.wanted)
-            self._cutting = asyncio.create_task(
-                next_batch(
-                    self.services.pages,
-                    self.tp,
-                    max(start, self._scanned),
-                    self._shape(text),
-                    self.subscription.definition.max_bytes,
-                    self.subscription.definition.max_wait_ms / 1000,
-                )
-            )
+            self._is_planning = True
+            turn, start = self._turn, max(progress.next_start(self.wanted), self._scanned)
+            definition, shape, waits = self.subscription.definition, self._shape(text), self._planning_waits
+            limits = definition.max_bytes, definition.max_wait_ms / 1000
+            self._cutting = asyncio.create_task(next_batch(self.services.pages, self.tp, start, shape, *limits, waits))
             try:
                 await asyncio.wait({self._cutting})
                 if self._cutting.cancelled():
                     continue
                 end, rows = self._cutting.result()
             except (errors.KafkaError, OSError, TimeoutError) as error:
+                self._planning_waits()
                 await self._read_failed(error)
                 continue
             finally:
@@ -247,18 +248,22 @@ class DeliveryUnit:
                 self._scanned = end
                 self._pass(end)
             elif progress.may_plan(self.wanted, text):
-                if self.services.room.try_take(self.key.subscription, sum(map(size_of, rows))):
-                    self._ahead[end] = rows
-                elif len(self.wanted.ends) >= _ROOMLESS:
+                if not self._ahead.keep(end, rows) and len(self.wanted.ends) >= _ROOMLESS:
+                    self._planning_waits()
                     await self._changed.wait()
                     continue
                 self._set(progress.planned(self.wanted, end, text))
 
+    def _planning_waits(self) -> None:
+        """No plan follows at once: those that waited for it are committed."""
+        self._is_planning = False
+        if not self.may_wait:
+            self.mark(self)
+
     @property
     def _has_room(self) -> bool:
         """Further ahead is planned only what stays in memory: else it is read twice."""
-        name, definition = self.key.subscription, self.subscription.definition
-        return len(self.wanted.ends) < _ROOMLESS or self.services.room.fits(name, definition.max_bytes)
+        return len(self.wanted.ends) < _ROOMLESS or self._ahead.has_room(self.subscription.definition.max_bytes)
 
     async def _read_failed(self, error: BaseException) -> None:
         pages = self.services.pages
@@ -274,14 +279,9 @@ class DeliveryUnit:
     def _begin_turn(self) -> None:
         """What began before this is dropped."""
         self._turn += 1
-        self._drop_ahead()
+        self._ahead.drop()
         if self._cutting is not None:
             self._cutting.cancel()
-
-    def _drop_ahead(self) -> None:
-        for rows in self._ahead.values():
-            self.services.room.give(self.key.subscription, sum(map(size_of, rows)))
-        self._ahead = {}
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
@@ -304,30 +304,31 @@ class DeliveryUnit:
                     self._set(progress.delivered(self.wanted))
             finally:
                 if wait_s and wait_s <= _KEEP_S and turn == self._turn:
-                    self._ahead[state.ends[0]] = rows
+                    self._ahead.put_back(state.ends[0], rows)
                 else:
-                    self.services.room.give(self.key.subscription, sum(map(size_of, rows)))
+                    self._ahead.give(rows)
             if wait_s:
                 await self._pause(wait_s, turn)
 
     async def _rows(self, state: DeliveryState) -> list[Row]:
         """The chunks of the first planned batch; their bytes are taken from the room."""
-        rows = self._ahead.pop(state.ends[0], None)
-        if rows is not None:
+
+        async def read() -> list[Row]:
+            shape, end = self._shape(state.shape), state.ends[0]
+            rows = await rows_between(self.services.pages, self.tp, state.position, end, shape)
+            # It was read again, so it may be of a topic that was recreated meanwhile.
+            ids = await self.services.kafka.ids_at_leaders([self.tp])
+            if ids.get(self.key.topic) != state.topic_id:
+                raise errors.UnknownTopicOrPartitionError(f"{self.key.topic} was deleted or recreated")
+            self.waits_for = "memory"
             return rows
-        rows = await rows_between(self.services.pages, self.tp, state.position, state.ends[0], self._shape(state.shape))
-        # It was read again, so it may be of a topic that was recreated meanwhile.
-        ids = await self.services.kafka.ids_at_leaders([self.tp])
-        if ids.get(self.key.topic) != state.topic_id:
-            raise errors.UnknownTopicOrPartitionError(f"{self.key.topic} was deleted or recreated")
-        self.waits_for = "memory"
-        await self.services.room.take(self.key.subscription, sum(map(size_of, rows)))
-        return rows
+
+        return await self._ahead.get(state.ends[0], read)
 
     async def _batch(self, state: DeliveryState, rows: list[Row]) -> DeliveryBatch:
         shape = self._shape(state.shape)
-        body = shape.body(rows) if shape.is_quick(rows) else await asyncio.to_thread(shape.body, rows)
-        return DeliveryBatch(state.position, state.ends[0], rows, body)
+        pieces = shape.pieces(rows) if shape.is_quick(rows) else await asyncio.to_thread(shape.pieces, rows)
+        return DeliveryBatch(state.position, state.ends[0], rows, pieces)
 
     async def _deliver(self, turn: int, state: DeliveryState, batch: DeliveryBatch) -> float:
         """One attempt. Returns how long to wait before the next one; 0: it is settled."""

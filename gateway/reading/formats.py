@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -157,36 +157,59 @@ def row_object(row: Row) -> dict[str, Any]:
 
 # The head of a row in MessagePack: an array of so many fields.
 _ARRAY: Final = bytes((0x90 + len(KEYS),))
-# Less data is copied faster than it is spared a copy.
+# Less data is copied faster than it is spared a copy, within a row and in what is written.
 _WHOLE_BYTES: Final = 1 << 10
+_PIECE_BYTES: Final = 1 << 14
 
 
-def packed_rows(rows: Sequence[Row]) -> bytes:
-    """The rows as MessagePack arrays. Data, a row's last field, is copied once."""
+def _packed_rows(rows: Sequence[Row]) -> Iterator[bytes]:
+    """The rows as MessagePack arrays. Data, a row's last field, is a part of its own."""
     pack = msgpack.Packer().pack
-    parts: list[bytes] = []
     for row in rows:
         data: bytes = row[-1]
         if len(data) < _WHOLE_BYTES:
-            parts.append(pack(row))
+            yield pack(row)
         else:
-            parts += (_ARRAY, pack(row[:-1])[1:], bin_head(len(data)), data)
-    return b"".join(parts)
+            yield _ARRAY
+            yield pack(row[:-1])[1:]
+            yield bin_head(len(data))
+            yield data
 
 
-def json_rows(rows: Sequence[Row]) -> bytes:
-    return b"".join(json.dumps(row_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+def _json_lines(rows: Sequence[Row]) -> Iterator[bytes]:
+    return (json.dumps(row_object(row), ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
-def data_of_rows(rows: Sequence[Row]) -> bytes:
-    return b"".join(row[-1] for row in rows)
+def _data(rows: Sequence[Row]) -> Iterator[bytes]:
+    return (row[-1] for row in rows)
 
 
-# Media type → rows to bytes, of pages and of batches that are pushed: the same rows always give the same bytes.
-ENCODERS: Final[dict[str, Callable[[Sequence[Row]], bytes]]] = {
-    MSGPACK: packed_rows,
-    NDJSON: json_rows,
-    PLAIN: data_of_rows,
+# Media type → rows to parts of bytes, of pages and of batches that are pushed: the same rows always give the same.
+PARTS: Final[dict[str, Callable[[Sequence[Row]], Iterator[bytes]]]] = {
+    MSGPACK: _packed_rows,
+    NDJSON: _json_lines,
+    PLAIN: _data,
 }
+
+
+def whole(parts: Callable[[Sequence[Row]], Iterator[bytes]]) -> Callable[[Sequence[Row]], bytes]:
+    """Rows to bytes; data is copied once."""
+    return lambda rows: b"".join(parts(rows))
+
+
+ENCODERS: Final = {kind: whole(parts) for kind, parts in PARTS.items()}
+
+
+def pieces(parts: Iterable[bytes]) -> list[bytes]:
+    """The parts, to be written one after the other: small ones are put together, large ones are not copied."""
+    found, small = list[bytes](), list[bytes]()
+    for part in parts:
+        if len(part) < _PIECE_BYTES:
+            small.append(part)
+        else:
+            found += (b"".join(small), part) if small else (part,)
+            small = []
+    return [*found, b"".join(small)] if small else found
+
 
 EVENT_STREAM: Final = Encoding(EVENTS, _event_frame, lambda row: event(row, Cursor(row[1], row[2], row[3] + 1)))

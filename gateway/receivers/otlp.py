@@ -27,6 +27,8 @@ _LINES_BYTES: Final = 1 << 26
 _DEPTH: Final = 32
 # Commas, colons and brackets of a JSON body, as in other formats.
 _TOKENS: Final = 1_000_000
+# Attributes and elements of arrays in protobuf, where each may have two bytes: what is parsed has hundreds.
+_VALUES: Final = 500_000
 _ATTRIBUTES: Final = 60
 _NAME: Final = re.compile(r"[a-z0-9._-]{1,64}\Z")
 _DOUBLE: Final = struct.Struct("<d")
@@ -51,6 +53,13 @@ class _Builder:
     def __init__(self) -> None:
         self.found: list[ResourceLines] = []
         self._records = self._bytes = 0
+        self._values = _VALUES
+
+    def count_value(self) -> None:
+        """Of protobuf; the values of JSON are limited before it is parsed."""
+        self._values -= 1
+        if self._values < 0:
+            raise Malformed(f"more than {_VALUES} values in one request")
 
     def resource(self, attributes: dict[str, Any]) -> Callable[[dict[str, Any] | None, dict[str, Any]], None]:
         """Begins a resource; returns what takes its records: (scope, record)."""
@@ -168,7 +177,7 @@ def _resource_logs(data: bytes, span: tuple[int, int], builder: _Builder) -> Non
         if number == 1:
             for inner, _, attribute in _fields(data, *_span(value)):
                 if inner == 1:
-                    _attribute(data, _span(attribute), attributes, 0)
+                    _attribute(data, _span(attribute), attributes, builder)
     add = builder.resource(attributes)
     for number, _, value in _fields(data, *span):
         if number == 2:
@@ -176,20 +185,20 @@ def _resource_logs(data: bytes, span: tuple[int, int], builder: _Builder) -> Non
             scope: dict[str, Any] | None = None
             for inner, _, found in _fields(data, *scope_span):
                 if inner == 1:
-                    scope = _scope(data, _span(found))
+                    scope = _scope(data, _span(found), builder)
             for inner, _, found in _fields(data, *scope_span):
                 if inner == 2:
-                    add(scope, _record(data, _span(found)))
+                    add(scope, _record(data, _span(found), builder))
 
 
-def _scope(data: bytes, span: tuple[int, int]) -> dict[str, Any]:
+def _scope(data: bytes, span: tuple[int, int], builder: _Builder) -> dict[str, Any]:
     found: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
     for number, _, value in _fields(data, *span):
         if number in (1, 2):
             found["name" if number == 1 else "version"] = _text(data, value)
         elif number == 3:
-            _attribute(data, _span(value), attributes, 0)
+            _attribute(data, _span(value), attributes, builder)
     return _without_nothing({**found, "attributes": attributes})
 
 
@@ -208,14 +217,14 @@ _TEXTS: Final = {3: "severity_text", 12: "event_name"}
 _IDS: Final = {9: "trace_id", 10: "span_id"}
 
 
-def _record(data: bytes, span: tuple[int, int]) -> dict[str, Any]:
+def _record(data: bytes, span: tuple[int, int], builder: _Builder) -> dict[str, Any]:
     found: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
     for number, _, value in _fields(data, *span):
         if number == 6:
-            _attribute(data, _span(value), attributes, 0)
+            _attribute(data, _span(value), attributes, builder)
         elif number == 5:
-            found["body"] = _any(data, _span(value), 0)
+            found["body"] = _any(data, _span(value), builder)
         elif number in _NUMBERS:
             found[_NUMBERS[number]] = _number(value)
         elif number in _TEXTS:
@@ -232,7 +241,8 @@ def _without_nothing(found: dict[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in order if name == "body" or found[name] not in (0, "", {}, None)}
 
 
-def _attribute(data: bytes, span: tuple[int, int], into: dict[str, Any], depth: int) -> None:
+def _attribute(data: bytes, span: tuple[int, int], into: dict[str, Any], builder: _Builder, depth: int = 0) -> None:
+    builder.count_value()
     start, end = span
     if end - start > 5 and data[start] == _TEXT_1 and data[start + 1] < 0x80:
         # The usual form: a name and a text, both short. It saves two thirds of the time of a record.
@@ -246,11 +256,11 @@ def _attribute(data: bytes, span: tuple[int, int], into: dict[str, Any], depth: 
         if number == 1:
             key = _text(data, value)
         elif number == 2:
-            found = _any(data, _span(value), depth)
+            found = _any(data, _span(value), builder, depth)
     into[key] = found
 
 
-def _any(data: bytes, span: tuple[int, int], depth: int) -> Any:
+def _any(data: bytes, span: tuple[int, int], builder: _Builder, depth: int = 0) -> Any:
     if depth > _DEPTH:
         raise Malformed(f"values are nested more than {_DEPTH} deep")
     found: Any = None
@@ -265,13 +275,16 @@ def _any(data: bytes, span: tuple[int, int], depth: int) -> Any:
         elif number == 4 and wire == _FIXED64:
             found = _double(_DOUBLE.unpack(_number(value).to_bytes(8, "little"))[0])
         elif number == 5:
-            inside = _fields(data, *_span(value))
-            found = [_any(data, _span(inner), depth + 1) for field_number, _, inner in inside if field_number == 1]
+            found = []
+            for field_number, _, inner in _fields(data, *_span(value)):
+                if field_number == 1:
+                    builder.count_value()
+                    found.append(_any(data, _span(inner), builder, depth + 1))
         elif number == 6:
             found = {}
             for field_number, _, inner in _fields(data, *_span(value)):
                 if field_number == 1:
-                    _attribute(data, _span(inner), found, depth + 1)
+                    _attribute(data, _span(inner), found, builder, depth + 1)
         elif number == 7:
             start, end = _span(value)
             found = base64.b64encode(data[start:end]).decode()

@@ -6,6 +6,7 @@ A load must not dominate the measurement. So it uses no HTTP library; it knows i
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -186,6 +187,38 @@ def posted(urls: list[str], pids: list[int], post: Post) -> Side:
     lines = requests * post.lines
     cpu_us = meter.cpu_s / lines * 1e6
     return {"lines_s": lines / meter.wall_s, "cpu_us_per_line": cpu_us, "rss_mb": rss_mb(pids)}
+
+
+def archived(urls: list[str], pids: list[int], pieces: list[bytes], senders: int = 16) -> Side:
+    """Throughput of files of these pieces, sent by the archive's protocol for `SECONDS`, each until it is committed."""
+
+    async def send(sender: int, until: float) -> int:
+        connection, done = await _connect(urls[sender % len(urls)]), 0
+
+        async def call(rest: str, body: bytes = b"") -> str:
+            status, _, answer = await connection.ask(f"POST {path}/{rest}", "", body)
+            if status != 200:
+                raise RuntimeError(f"{rest} answered {status}: {answer[:200]!r}")
+            return f"digest={json.loads(answer)['digest']}"
+
+        while time.perf_counter() < until:
+            path, query = f"/v1/archive/{sender}-{time.time_ns()}", "host=h&file=f&log_type=l"
+            for number, piece in enumerate(pieces, 1):
+                query = await call(f"store?piece={number}&{query}", piece)
+            for end in ("commit_request", "commit"):
+                await call(f"{end}?{query}")
+            done += 1
+        connection.close()
+        return done
+
+    async def send_all() -> int:
+        until = time.perf_counter() + SECONDS
+        return sum(await asyncio.gather(*(send(sender, until) for sender in range(senders))))
+
+    with UsageMeter(pids) as meter:
+        files = uvloop.run(send_all())
+    size = files * sum(map(len, pieces))
+    return {"mb_s": size / meter.wall_s / 1e6, "cpu_s_per_gb": meter.cpu_s / (size / 1e9), "rss_mb": rss_mb(pids)}
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------

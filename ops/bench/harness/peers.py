@@ -1,10 +1,12 @@
-"""What ours is compared with, as processes: MirrorMaker 2 with exactly-once, rsyslog, a bare HTTP handler."""
+"""What ours is compared with, as processes: MirrorMaker 2 with exactly-once, rsyslog, OpenTelemetry's collector, a bare
+HTTP handler."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,19 +16,25 @@ from logferry.ops.bench.harness.usage import Program
 from logferry.ops.runtime.jars import mirror_maker_jars
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.kafka_cluster import KafkaCluster
-from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports
+from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports, get
 
 _MODULE_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu/rsyslog", "/usr/lib/aarch64-linux-gnu/rsyslog", "/usr/lib/rsyslog")
+_START_S: Final = 30.0
 _BARE_HANDLER: Final = """
 import json, sys, uvloop
 from aiohttp import web
 
 PARSE
 
+taken = 0
+
 async def handler(request):
+    global taken
     body = await request.read()
     parse(body)
-    return web.Response(body=json.dumps({"size": len(body)}).encode(), content_type="application/json")
+    taken += len(body)
+    said = json.dumps({"size": len(body), "taken": taken})
+    return web.Response(body=said.encode(), content_type="application/json")
 
 app = web.Application(client_max_size=1 << 26)
 app.router.add_route("*", "/{path:.*}", handler)
@@ -88,6 +96,28 @@ def start_rsyslog(folder: Path, logs: Path, topic: str, bootstrap: str) -> Progr
         return Program([find_rsyslogd(), "-n", "-f", str(file), "-i", str(pid_file)], stdout=log, stderr=log)
 
 
+@contextmanager
+def collector(bootstrap: str, topic: str, folder: Path) -> Iterator[tuple[str, int]]:
+    """OpenTelemetry's collector that writes to the topic, which must exist: it creates none, and each request would end
+    in its time-out. Yields its URL and pid. Raises `PeerMissing`."""
+    program = shutil.which("otelcol")
+    if program is None:
+        raise PeerMissing("otelcol is not in PATH; tests/support/otelcol.yaml has the commands that build it")
+    port, file = free_ports(1)[0], folder / "collector.yaml"
+    file.write_text(_configured("collector.yaml", port=port, brokers=bootstrap, topic=topic))
+    child = Child("otelcol", [program, "--config", str(file)], folder / "collector.log")
+    child.start()
+    try:
+        deadline = time.monotonic() + _START_S
+        while get(url := f"http://127.0.0.1:{port}", "/")[0] == 0:
+            if not child.running or time.monotonic() > deadline:
+                raise RuntimeError(f"the collector did not start: {child.log_tail()}")
+            time.sleep(0.05)
+        yield url, child.pid or 0
+    finally:
+        child.stop(10)
+
+
 def _configured(name: str, **values: object) -> str:
     """The configuration of a peer, a file beside this one, with these values."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8").format_map(values)
@@ -96,6 +126,8 @@ def _configured(name: str, **values: object) -> str:
 @contextmanager
 def bare_handler(parse: str = "parse = len") -> Iterator[tuple[str, int]]:
     """A bare aiohttp handler in one process: reads the body, parses it and answers. Yields its URL and pid.
+
+    The answer has the bytes of this body, and those of all so far.
 
     ``parse``: a statement in Python that defines the function of that name.
     """

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaProducer
 from logferry.gateway.contract.delivery_state import UnitKey
-from logferry.gateway.contract.names import lane_of
 from logferry.ops.cli import main
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -25,7 +24,7 @@ async def test_it_is_forgotten_and_the_receiver_leaves_out_what_it_has(
     """The epoch rises all the same, so the receiver does not take the worker for one that was replaced."""
     topic = await workers.make_topic(topic_name)
     key = UnitKey(topic_name, topic, 0)
-    lane = lane_of(f"{topic_name}\0{topic}\0000", LANES)
+    lane = key.lane(LANES)
     newest = 0
 
     async def behave(got: Received) -> int | None:

@@ -118,6 +118,8 @@ def many_hosts() -> bytes:
 BULK: Final = "/elasticsearch/held/_bulk"
 HEC: Final = "/services/collector/"
 OTLP: Final = "/otlp/v1/logs"
+PIECE: Final = "/v1/archive/held/store?piece="
+FIRST: Final = "&host=h&file=f&log_type=l"
 # Name, path, type and body of the worst for each receiver.
 RECEIVED: Final[list[tuple[str, str, str, Callable[[], bytes]]]] = [
     ("lines", f"/v1/topics/{TOPIC}/lines", "text/plain", lambda: b"\n" * LIMIT),
@@ -138,8 +140,18 @@ RECEIVED: Final[list[tuple[str, str, str, Callable[[], bytes]]]] = [
     ("otlp resources", OTLP, "application/x-protobuf", lambda: b"\x0a\x00" * (LIMIT // 2)),
     ("many otlp hosts", OTLP, "application/x-protobuf", many_hosts),
     ("otlp unknown fields", OTLP, "application/x-protobuf", lambda: b"\x78\x01" * (LIMIT // 2)),
+    (
+        "too many otlp values",
+        OTLP,
+        "application/x-protobuf",
+        lambda: otlp_records(lengths(b"\x12", b"\x32\x00" * 500_001)),
+    ),
     ("otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":[' + b"{}," * 300_000 + b"{}]}"),
     ("deep otlp json", OTLP, "application/json", lambda: b'{"resourceLogs":' + b"[" * 900_000),
+    ("a piece", PIECE + "1" + FIRST, "text/plain", lambda: RANDOM[: 4 * MIB - 10_000]),
+    ("a piece of lines", PIECE + "1" + FIRST, "text/plain", lambda: b"\n" * (4 * MIB - 10_000)),
+    ("too large a piece", PIECE + "1" + FIRST, "text/plain", lambda: ZEROS),
+    ("a later piece", PIECE + "2&digest=" + "0" * 32, "text/plain", lambda: RANDOM[: 4 * MIB - 10_000]),
 ]
 STREAM: Final = "/v1/consumers/held/stream?"
 PREFIX: Final = f"/v1/topics/dc1.{TOPIC}/partitions/0"
@@ -243,6 +255,7 @@ async def held(measured: Measured, sent: Sent) -> list[dict[str, Any]]:
 def measured(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     rules = [{"name": "*", "topic": TOPIC}]
     on: dict[str, Any] = {"lines": True, "elasticsearch": rules, "splunk": rules, "otlp": rules}
+    on["archive"] = {"topics": rules}
     with measured_gateway(kafka, tmp_path_factory.mktemp("held"), receivers=on) as running:
         asyncio.run(running.gateway.make_topic(TOPIC))
         asyncio.run(running.gateway.make_topic(WIDE, 200))
@@ -252,6 +265,25 @@ def measured(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.mark.parametrize("sent", CASES, ids=lambda sent: sent.name.replace(" ", "-"))
 async def test_the_worst_of_each_format_does_not_hold_the_loop(measured: Measured, sent: Sent) -> None:
     assert await least_held(lambda: held(measured, sent)) == []
+
+
+@pytest.mark.parametrize(("count", "size"), [(300, 100), (30, MIB)])
+async def test_the_end_of_a_file_does_not_hold_the_loop(measured: Measured, count: int, size: int) -> None:
+    """Its commit reads all pieces and writes them as chunks; repeated, it is a duplicate."""
+    number = 0
+
+    async def send() -> None:
+        nonlocal number
+        number += 1
+        path, query = f"/v1/archive/file-{count}-{number}", FIRST
+        for piece in range(1, count + 1):
+            answer = await measured.gateway.ask("POST", f"{path}/store?piece={piece}{query}", data=RANDOM[:size])
+            query = f"&digest={answer.document['digest']}"
+        for end in ("commit_request", "commit", "commit"):
+            await measured.gateway.ask("POST", f"{path}/{end}?{query[1:]}")
+        await measured.gateway.ask("GET", path)
+
+    assert await least_held(lambda: measured.during(send)) == []
 
 
 @pytest.mark.parametrize("accept", [MSGPACK, NDJSON])

@@ -32,6 +32,9 @@ WANTED = {
     "logferry_lane_queued_bytes": {"lane"},
     "logferry_lane_sources": {"lane"},
     "logferry_lane_receipts": {"lane"},
+    "logferry_lane_uploads": {"lane"},
+    "logferry_lane_staged_bytes": {"lane"},
+    "logferry_received_total": {"receiver", "result"},
     "logferry_lane_owner": {"lane", "owner"},
     "logferry_lane_openings_total": {"lane", "reason"},
     "logferry_replay_seconds_count": set(),
@@ -59,8 +62,12 @@ async def samples(gateway: Gateway, worker: int = 0) -> dict[str, dict[tuple[str
 async def test_everything_is_counted_by_bounded_labels(kafka: KafkaCluster, tmp_path: Path) -> None:
     topic = f"metrics-{time.time_ns()}"
     full, chunks = f"dc1.{topic}", f"/v1/topics/{topic}/sources/{{}}/chunks?seqno={{}}"
-    async with Gateway(tmp_path, kafka.bootstrap, 1) as gateway:
+    archive = f'[receivers.archive]\ntopics = [{{ name = "a", topic = "{topic}-files" }}]\n'
+    async with Gateway(tmp_path, kafka.bootstrap, 1, archive) as gateway:
         assert (await gateway.ask("PUT", f"/v1/topics/{topic}", data='{"partitions": 2}'))[0] == 201
+        assert (await gateway.ask("PUT", f"/v1/topics/{topic}-files", data='{"partitions": 1}'))[0] == 201
+        await archived(gateway, "open", "store?piece=1&host=h&file=f&log_type=a")
+        await archived(gateway, "done", "store?piece=1&host=h&file=f&log_type=a", "commit_request?", "commit?")
         for number in range(30):
             assert (await gateway.ask("POST", chunks.format(f"s{number}", 5), data=b"12345"))[0] == 200
         assert (await gateway.ask("POST", chunks.format("s0", 5), data=b"12345"))[0] == 200
@@ -81,6 +88,7 @@ async def test_everything_is_counted_by_bounded_labels(kafka: KafkaCluster, tmp_
             await gateway.ask("POST", chunks.format(f"x{number}", 1).replace(topic, f"none-{number}"), data=b"x")
             await gateway.ask("GET", f"/v1/topics/dc1.none-{number}/partitions/0/chunks")
             await gateway.ask("GET", f"/v1/nothing/{number}")
+            await gateway.ask("GET", f"/v1/archive/none-{number}")
             await gateway.ask(f"VERB{number}", "/healthz")
             await gateway.ask("GET", f"/v1/consumers/c{number}/offsets")
         found = await samples(gateway)
@@ -92,10 +100,24 @@ async def test_everything_is_counted_by_bounded_labels(kafka: KafkaCluster, tmp_
         assert sizes == {"written": 150, "duplicate": 5, "gap": 3, "overlap": 2, "superseded": 1}
         assert found["logferry_read_bytes_total"][full,] == 150
         assert {state for (_, state), value in found["logferry_lane_state"].items() if value} == {"serving"}
-        assert sum(found["logferry_lane_sources"].values()) == 30
+        assert sum(found["logferry_lane_sources"].values()) == 31  # and that of the archive
         assert set(found["logferry_lane_owner"]) == {(str(lane), gateway.urls[0]) for lane in range(4)}
         assert found["logferry_transactions_total"]["committed",] >= 1
         assert found["logferry_in_flight_bytes"][()] == 0
+        # Of the archive: a transaction that is open, and one that is committed.
+        assert found["logferry_received_total"]["archive", "recorded"] == 1
+        assert sum(found["logferry_lane_uploads"].values()) == 1
+        assert sum(found["logferry_lane_staged_bytes"].values()) == len(b"piece\n")
+
+
+async def archived(gateway: Gateway, transaction: str, *calls: str) -> None:
+    """Calls of the archive, one after the other, with the digest of the answer before."""
+    digest = ""
+    for call in calls:
+        path, data = f"/v1/archive/{transaction}/{call}{digest}", b"piece\n" if "store" in call else b""
+        status, body, _ = await gateway.ask("POST", path, data=data)
+        assert status == 200, body
+        digest = f"digest={body['digest']}"
 
 
 async def test_fences_and_forwards_are_counted(kafka: KafkaCluster, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def place(first: int, last: int, *, epoch: int = 1, replay: int = 0, shard: int 
 
 @pytest.mark.parametrize("key", [b"new", b"old"])
 def test_a_signature_of_each_key_is_good(receiver: Receiver, key: bytes) -> None:
-    signed = {**headers(3, 7), "X-Logferry-Signature": signature(BODY, [key], 1000)}
+    signed = {**headers(3, 7), "X-Logferry-Signature": signature([BODY], [key], 1000)}
     found = receiver.check(signed, BODY)
     assert (found.topic, found.partition, found.first, found.last) == ("dc1.a/b", 0, 3, 7)
     lower = {name.lower(): value for name, value in signed.items()}
@@ -46,11 +46,11 @@ def test_a_signature_of_each_key_is_good(receiver: Receiver, key: bytes) -> None
         "v1=00",
         "t=x,v1=00",
         "t=1000,t=1000,v1=00",
-        signature(BODY, [b"other"], 1000),
-        signature(b"another body", [b"new"], 1000),
-        signature(BODY, [b"new"], 1),
-        signature(BODY, [b"new"], 2000),
-        signature(BODY, [b"new"], 1000).replace("t=1000", "t=1001"),
+        signature([BODY], [b"other"], 1000),
+        signature([b"another body"], [b"new"], 1000),
+        signature([BODY], [b"new"], 1),
+        signature([BODY], [b"new"], 2000),
+        signature([BODY], [b"new"], 1000).replace("t=1000", "t=1001"),
         "t=99999999999999999999,v1=00",
         "t=1000,v1=é",
     ],

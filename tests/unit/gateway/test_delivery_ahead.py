@@ -7,11 +7,15 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
-from logferry.gateway.contract.delivery_state import DeliveryState
+from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.delivery.batch import ROW_BYTES, BatchShape
 from logferry.gateway.delivery.lane import DeliveryLane
-from logferry.gateway.delivery.pages import TopicPages
+from logferry.gateway.delivery.pages import BatchRoom, PlannedRows, TopicPages, next_batch
+from logferry.gateway.delivery.unit import DeliveryUnit, UnitServices
 from logferry.gateway.kafka.record_batch import FetchedRecords
+from logferry.gateway.reading.formats import Row
+from logferry.gateway.subscriptions import PushSubscription
 
 TP: TopicPartition = ("dc1.app", 0)
 
@@ -89,7 +93,101 @@ async def test_a_page_whose_topic_is_forgotten_meanwhile_is_not_kept() -> None:
     assert fetches.begun[:3] == [0, 10, 10]
 
 
+def rows_of(size: int) -> list[Row]:
+    return [("dc1", *TP, 0, "s", 1, None, 1, 1, {}, bytes(size - ROW_BYTES))]
+
+
+async def test_a_batch_that_waits_for_memory_gets_it_before_those_behind_it() -> None:
+    """Otherwise they hold it, and nothing of the partition is ever sent."""
+    room = BatchRoom(1000)
+    planned = PlannedRows(room, "name")
+    reads = 0
+
+    async def read() -> list[Row]:
+        nonlocal reads
+        reads += 1
+        return rows_of(250)
+
+    assert room.try_take("name", 500)  # of another partition
+    assert planned.keep(20, rows_of(250))
+    async with asyncio.timeout(5):
+        assert await planned.get(10, read) == rows_of(250)
+    assert (room.used, reads) == (750, 2)
+    planned.give(rows_of(250))
+    assert room.try_take("name", 200)
+    first = asyncio.create_task(planned.get(20, read))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not planned.has_room(1)
+    assert not planned.keep(30, rows_of(110))
+    room.give("name", 700)
+    async with asyncio.timeout(5):
+        assert await first == rows_of(250)
+    assert (room.used, reads) == (250, 4)
+    assert planned.keep(30, rows_of(110))
+    planned.drop()
+    assert room.used == 250
+
+
+async def test_room_is_given_back_when_the_second_read_fails() -> None:
+    room = BatchRoom(1000)
+    planned, reads = PlannedRows(room, "name"), iter([rows_of(600), None])
+    assert room.try_take("name", 500)
+
+    async def read() -> list[Row]:
+        if (rows := next(reads)) is None:
+            raise ConnectionResetError
+        return rows
+
+    first = asyncio.create_task(planned.get(10, read))
+    await asyncio.sleep(0)
+    room.give("name", 500)
+    with pytest.raises(ConnectionResetError):
+        await first
+    assert room.used == 0
+
+
+async def test_that_there_is_nothing_to_read_now_is_reported_before_the_wait() -> None:
+    fetches, waits = Fetches(), list[int]()
+    pages = pages_of(fetches)
+    shape = BatchShape(PushSubscription(topics=["dc1.app"], url="https://example.org/").shape, 0)
+
+    def cut(start: int) -> asyncio.Task[Any]:
+        return asyncio.create_task(next_batch(pages, TP, start, shape, 1000, 1.0, lambda: waits.append(start)))
+
+    at_end, before = cut(1000), cut(980)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await fetches.end(980)
+    assert waits == [1000]
+    await fetches.end(990)
+    assert await before == (1000, [])
+    at_end.cancel()
+
+
 STATE = DeliveryState("id", b"t" * 16, 1, 0)
+
+
+def test_plans_are_due_when_no_other_follows_at_once() -> None:
+    """At the end of the data a batch is not kept back until there are more."""
+    marked: list[DeliveryUnit] = []
+    nothing: Any = None
+    services = UnitServices(nothing, nothing, BatchRoom(1), nothing, nothing)
+    unit = DeliveryUnit(
+        key=UnitKey("name", *TP),
+        subscription=nothing,
+        sender=nothing,
+        services=services,
+        topic_id=STATE.topic_id,
+        wanted=STATE._replace(ends=(10,)),
+        committed=STATE,
+        mark=marked.append,
+    )
+    unit._is_planning = True
+    assert unit.may_wait
+    unit._planning_waits()
+    assert marked == [unit]
+    assert not unit.may_wait
 
 
 class Marked:

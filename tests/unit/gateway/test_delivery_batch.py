@@ -14,7 +14,7 @@ from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.delivery import progress
 from logferry.gateway.delivery.batch import BatchShape, DeliveryBatch, cut, headers
 from logferry.gateway.delivery.sender import backoff_s, judged
-from logferry.gateway.reading.formats import Row
+from logferry.gateway.reading.formats import Row, pieces
 from logferry.gateway.subscriptions import AllowedAddresses, Filters, PushSubscription, Replay
 from pydantic import ValidationError
 
@@ -61,7 +61,7 @@ def test_a_batch_ends_before_it_grows_over_its_limit_and_has_one_chunk_at_least(
 def test_bytes_of_each_format_are_those_that_were_written_down() -> None:
     """Golden bytes: a receiver compares them with what it took before an upgrade."""
     rows = [row(7, data=b"hello\n", level="info"), row(9, data=b"\xff")]
-    assert shape().body(rows) == (
+    assert b"".join(shape().pieces(rows)) == (
         b'{"dc": "dc1", "topic": "dc1.nginx", "partition": 3, "offset": 7, "source_id": "web1/a", "seqno": 70, '
         b'"prev": null, "created_ms": 1700000000123, "recorded_ms": 1700000000456, "attributes": {"level": "info"}, '
         b'"data": "hello\\n"}\n'
@@ -69,11 +69,11 @@ def test_bytes_of_each_format_are_those_that_were_written_down() -> None:
         b'"prev": null, "created_ms": 1700000000123, "recorded_ms": 1700000000456, "attributes": {}, '
         b'"data_base64": "/w=="}\n'
     )
-    assert shape(format="text").body(rows) == b"hello\n\xff"
-    packed = shape(format="msgpack").body(rows)
+    assert b"".join(shape(format="text").pieces(rows)) == b"hello\n\xff"
+    packed = b"".join(shape(format="msgpack").pieces(rows))
     assert _unpacked(packed) == [list(one) for one in rows]
     assert packed.startswith(b"\x9b\xa3dc1\xa9dc1.nginx\x03\x07\xa6web1/a\x46\xc0\xcf\x00\x00\x01\x8b\xcf\xe5\x68\x7b")
-    events = json.loads(shape(format="cloudevents").body(rows))
+    events = json.loads(b"".join(shape(format="cloudevents").pieces(rows)))
     assert events[0] == {
         "specversion": "1.0",
         "type": "logferry.chunk",
@@ -101,11 +101,11 @@ def _unpacked(body: bytes) -> list[list[object]]:
 def test_large_rows_are_packed_as_the_library_packs_them(size: int) -> None:
     """Older workers packed all of them so; the same token must have the same bytes."""
     rows = [row(7, data=b"x" * size, level="info"), row(8), row(9, data=b"y" * size)]
-    assert shape(format="msgpack").body(rows) == b"".join(msgpack.packb(one) for one in rows)
+    assert b"".join(shape(format="msgpack").pieces(rows)) == b"".join(msgpack.packb(one) for one in rows)
 
 
 def test_headers_name_the_batch_and_are_signed_with_each_key() -> None:
-    batch = DeliveryBatch(5, 12, [row(7), row(9)], b"body")
+    batch = DeliveryBatch(5, 12, [row(7), row(9)], [b"body"])
     found = headers(KEY, batch, shape(compression="gzip"), epoch=4, replay=1, secrets=[b"new", b"old"], now_s=99)
     assert found["X-Logferry-Subscription"] == "s"
     assert found["X-Logferry-Token"] == "dc1.nginx/3/7-9"
@@ -115,7 +115,7 @@ def test_headers_name_the_batch_and_are_signed_with_each_key() -> None:
     good = [hmac.new(key, b"99.body", hashlib.sha256).hexdigest() for key in (b"new", b"old")]
     assert found["X-Logferry-Signature"] == f"t=99,v1={good[0]},v1={good[1]}"
     two = headers(
-        KEY, DeliveryBatch(5, 12, [row(7), row(9, "other")], b""), shape(), epoch=1, replay=0, secrets=[], now_s=0
+        KEY, DeliveryBatch(5, 12, [row(7), row(9, "other")], []), shape(), epoch=1, replay=0, secrets=[], now_s=0
     )
     assert "X-Logferry-Source" not in two
     assert "X-Logferry-Signature" not in two
@@ -293,6 +293,31 @@ def test_a_commit_waits_for_others_while_enough_can_be_sent(
     wanted: DeliveryState, committed: DeliveryState, may_wait: bool
 ) -> None:
     assert progress.may_wait(wanted, committed) is may_wait
+
+
+@pytest.mark.parametrize(
+    ("ends", "may_wait"), [((20,), True), ((20, 30, 40, 50, 60), True), ((20, 30, 40, 50, 60, 70), False)]
+)
+def test_plans_that_follow_at_once_share_a_commit(ends: tuple[int, ...], may_wait: bool) -> None:
+    committed = STATE._replace(ends=())
+    wanted = STATE._replace(ends=ends)
+    assert progress.may_wait(wanted, committed, is_planning=True) is may_wait
+    assert not progress.may_wait(wanted, committed)
+    assert not progress.may_wait(progress.stopped(wanted, "rejected", "", 1), committed, is_planning=True)
+
+
+def test_the_partitions_of_a_topic_are_spread_over_the_lanes() -> None:
+    """By a hash of each, some worker has twice the load of another."""
+    for name in map(str, range(20)):
+        assert {UnitKey(name, "dc1.app", number).lane(8) for number in range(8)} == set(range(8))
+    assert UnitKey("orders", "dc1.app", 3, 1).lane(8) == 6
+
+
+def test_large_parts_are_pieces_of_their_own_and_small_ones_are_put_together() -> None:
+    large = b"x" * (1 << 14)
+    assert pieces(iter([b"a", b"b", large, large, b"c"])) == [b"ab", large, large, b"c"]
+    assert pieces(iter([large]))[0] is large
+    assert pieces(iter([])) == []
 
 
 def test_new_plans_are_seen_though_as_many_batches_are_done() -> None:

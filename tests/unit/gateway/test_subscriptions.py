@@ -105,7 +105,7 @@ async def _attempt(answer: bytes, *, closed: bool = False) -> str:
     if closed:
         await sender.close()
     try:
-        batch = DeliveryBatch(0, 1, [("dc1", "dc1.a", 0, 0, "s", 1, None, 1, 1, {}, b"body")], b"body")
+        batch = DeliveryBatch(0, 1, [("dc1", "dc1.a", 0, 0, "s", 1, None, 1, 1, {}, b"body")], [b"body"])
         outcome = await sender.attempt(UnitKey("s", "dc1.a", 0), batch, BatchShape(definition.shape, 0), 1, 0)
     finally:
         await sender.close()

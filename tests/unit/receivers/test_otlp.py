@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.contract.names import Malformed
+from logferry.gateway.receivers import otlp
 from logferry.gateway.receivers.opentelemetry import response, status
 from logferry.gateway.receivers.otlp import decode_json, decode_protobuf
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
@@ -255,6 +257,31 @@ def of_records(records: bytes) -> bytes:
 def test_limits_and_broken_fields(body: bytes, why: str) -> None:
     with pytest.raises(Malformed, match=why):
         decode_protobuf(body)
+
+
+def _field(number: int, inner: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _size(inner) + inner
+
+
+# Where values may stand: each takes so many small ones and gives a request.
+PLACES: dict[str, Callable[[int], bytes]] = {
+    "record": lambda count: of_records(_field(2, _field(6, b"") * count)),
+    "short form": lambda count: of_records(_field(2, _field(6, b"\x0a\x01k\x12\x03\x0a\x01v") * count)),
+    "records": lambda count: of_records(_field(2, _field(6, b"")) * count),
+    "array": lambda count: of_records(_field(2, _field(5, _field(5, _field(1, b"") * count)))),
+    "map": lambda count: of_records(_field(2, _field(5, _field(6, _field(1, b"") * count)))),
+    "resource": lambda count: _field(1, _field(1, _field(1, b"") * count)),
+    "resources": lambda count: _field(1, _field(1, _field(1, b""))) * count,
+    "scope": lambda count: _field(1, _field(2, _field(1, _field(3, b"") * count))),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_values_are_limited_wherever_they_stand(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(otlp, "_VALUES", 1000)
+    decode_protobuf(PLACES[place](1000))
+    with pytest.raises(Malformed, match="more than 1000 values"):
+        decode_protobuf(PLACES[place](1001))
 
 
 def test_a_small_request_does_not_become_a_large_one() -> None:
