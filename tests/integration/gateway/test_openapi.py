@@ -175,6 +175,7 @@ async def test_answers_fit_the_document(gateway: Gateway) -> None:
         ("status", "GET", "/v1/status", {}),
         ("workers", "GET", "/v1/workers", {}),
         ("mirror", "GET", "/v1/mirror", {}),
+        ("deliver", "GET", "/v1/deliver", {}),
         ("caller", "GET", "/v1/caller", {}),
         ("openapi", "GET", "/v1/openapi.json", {}),
     ):
