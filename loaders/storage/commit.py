@@ -139,6 +139,8 @@ _TRIES: Final = 10
 LOST_RACES: Final[Counter[str]] = Counter()
 _HISTORY: Final = 100
 _CHECKPOINT: Final = 50
+# Cleaning lists the whole log, so it is done at few of the checkpoints.
+_CLEANING: Final = 1000
 # A commit with a version in the past must not write a checkpoint there; checkpoints are of the newest state only.
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -282,6 +284,15 @@ def _checkpoint(path: Location) -> None:
     if table is not None and table.version() % _CHECKPOINT == 0:
         with storage_errors(f"{path}: the checkpoint cannot be written"):
             table.create_checkpoint()
+            if table.version() % _CLEANING == 0:
+                clean_log(table)
+
+
+def clean_log(table: DeltaTable) -> None:
+    """Deletes what the log has kept for longer than its retention and no checkpoint needs, as Delta's other writers do
+    at their checkpoints, unless the table forbids it. Raises OSError, DeltaError."""
+    if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
+        table.cleanup_metadata()
 
 
 def committed_batch(path: Location, batch: int, run: str) -> CommittedBatch | None:
