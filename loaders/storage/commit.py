@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -160,7 +160,6 @@ def commit_files(
     path: Location,
     batch: int,
     run: str,
-    partition_by: Sequence[str] = (),
     *,
     replace: bool = False,
     changes: Changes | None = None,
@@ -182,14 +181,8 @@ def commit_files(
                 f"batch {batch} is in the table"
             )
         check_types(written, table)
-        table.create_write_transaction(
-            [*written.adds, *(changes(table) if changes else ())],
-            "overwrite" if replace else "append",
-            table.schema(),
-            partition_by=list(partition_by),
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        actions = [*written.adds, *(changes(table) if changes else ())]
+        write_log(table, actions, properties, "overwrite" if replace else "append")
 
     return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
 
@@ -206,6 +199,23 @@ def check_types(written: DataFiles, table: DeltaTable) -> None:
         )
 
 
+def write_log(
+    table: DeltaTable,
+    actions: Sequence[AddAction | RemoveAction],
+    properties: CommitProperties,
+    mode: Literal["append", "overwrite"] = "append",
+) -> None:
+    """One commit of these actions to the table as it is opened. Raises CommitFailedError, DeltaError, OSError."""
+    table.create_write_transaction(
+        [*actions],
+        mode,
+        table.schema(),
+        partition_by=list(table.metadata().partition_columns),
+        commit_properties=properties,
+        post_commithook_properties=HOOKS,
+    )
+
+
 def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
     """Appends a few rows, or replaces all by them, without Spark; once per batch. Raises StorageUnavailable."""
     adds: list[AddAction | RemoveAction] = []
@@ -213,14 +223,7 @@ def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace
     def write(table: DeltaTable, properties: CommitProperties) -> None:
         if not adds:
             adds.extend(written_rows(path, rows))
-        table.create_write_transaction(
-            adds,
-            "overwrite" if replace else "append",
-            table.schema(),
-            partition_by=[],
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        write_log(table, adds, properties, "overwrite" if replace else "append")
 
     return commit_once(write, path, batch, run, rows.num_rows, alone=replace)
 
