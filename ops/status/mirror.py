@@ -9,15 +9,22 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from logferry.gateway.api.diagnosis import SLOW_S, AllWorkers, Diagnosis, plural, silent_workers, warnings
+from logferry.gateway.api.diagnosis import SLOW_S, AllWorkers, Diagnosis, silent_workers, warnings
 from logferry.loaders.terminal import escape
 from logferry.ops.status.render import clock, count, span, table_of
-from logferry.ops.status.service import ServiceLane, lane_findings, print_service, print_workers, seconds
+from logferry.ops.status.service import (
+    SHOWN,
+    ServiceLane,
+    lane_findings,
+    print_service,
+    print_workers,
+    seconds,
+    stop_findings,
+)
 from pydantic import BaseModel
 from rich.console import Console
 from rich.filesize import decimal
 
-_SHOWN_STOPS: Final = 20
 # Stops that end by themselves when their cause is repaired.
 _RESUME_BY_THEMSELVES: Final = (
     *("write-rejected", "target-unavailable", "target-not-created", "source-deleted", "origin-unknown"),
@@ -120,13 +127,8 @@ def _together(parts: list[tuple[LinkStatus, int]]) -> tuple[LinkStatus, int]:
 
 def diagnose_mirror(mirror: Mirror) -> list[Diagnosis]:
     """All findings, the wrong ones first. Reads no clock."""
-    found = [
-        *silent_workers(mirror.silent),
-        *lane_findings(mirror),
-        *_waits(mirror),
-        *_stops(mirror),
-        *_settings(mirror),
-    ]
+    found = [*silent_workers(mirror.silent), *lane_findings(mirror), *_waits(mirror)]
+    found += [*stop_findings([*_stops(mirror)]), *_settings(mirror)]
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
@@ -142,19 +144,17 @@ def _waits(mirror: Mirror) -> Iterator[Diagnosis]:
 def _stops(mirror: Mirror) -> Iterator[Diagnosis]:
     stopped = [(worker, p, p.stop) for worker in mirror.workers.values() for p in worker.partitions if p.stop]
     stopped.sort(key=lambda found: (found[1].topic, found[1].partition))
-    for worker, partition, stop in stopped[:_SHOWN_STOPS]:
+    for worker, partition, stop in stopped:
         remedy = stop.what_to_do
         if stop.kind not in _RESUME_BY_THEMSELVES:
             remedy += f" (logferry mirror resume {partition.topic} {partition.partition} --url {worker.url} --from …)"
         what = f"{partition.topic}-{partition.partition} of {partition.dc} stopped: {stop.kind}"
         yield Diagnosis(True, what, f"{stop.detail}; {remedy}", seconds(worker.now_ms - stop.since_ms))
-    if len(stopped) > _SHOWN_STOPS:
-        yield Diagnosis(True, f"{plural(len(stopped) - _SHOWN_STOPS, 'more partition')} stopped", "--json lists all")
 
 
 def _settings(mirror: Mirror) -> Iterator[Diagnosis]:
     unaltered = {topic: why for worker in mirror.workers.values() for topic, why in worker.unaltered.items()}
-    for topic, why in sorted(unaltered.items())[:_SHOWN_STOPS]:
+    for topic, why in sorted(unaltered.items())[:SHOWN]:
         what = f"the settings of {topic} here may differ from its original's"
         remedy = "grant DescribeConfigs and AlterConfigs on the topic, or change them by hand"
         yield Diagnosis(False, what, f"{why}; {remedy}")
