@@ -107,6 +107,11 @@ class Appender:
         room = max(0, facts.max_message_bytes - RECORD_OVERHEAD_BYTES)
         return ChunkLimits(min(self.config.limits.chunk_bytes, room), room, self.config.limits.request_chunks)
 
+    async def body(self, call: Call) -> bytes:
+        """The body as it was before it was packed. Raises Problem."""
+        body = await self.admission.body(call.request)
+        return await decoded(body, call.request.headers.get("Content-Encoding", ""), self.config.limits.request_bytes)
+
     async def parsed(
         self, body: bytes, parse: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
     ) -> _Result:
@@ -203,18 +208,14 @@ class Appender:
         return await self.forwarding.answer(call.request, source, here, is_repeatable=key is not None)
 
     async def _answer_here(self, call: Call, source: SourceIdentity, key: str | None, lane: Lane) -> web.StreamResponse:
-        reserved = self.admission.reserve(call.request)
-        try:
+        with self.admission.reserved(call.request):
             chunks = await self._chunks(call, await self.bounds(call.caller, source))
             return json_response(await self._record(call.caller, source, chunks, key, lane))
-        finally:
-            self.admission.release(reserved)
 
     async def _chunks(self, call: Call, bounds: ChunkLimits) -> list[Chunk]:
         headers = call.request.headers
         call.knows_only("partition_key")
-        body = await self.admission.body(call.request)
-        body = await decoded(body, headers.get("Content-Encoding", ""), self.config.limits.request_bytes)
+        body = await self.body(call)
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() != MSGPACK:
             chunk = checked(Chunk(0, None, None, header_attributes(headers.items()), body), "chunk", bounds)
             return [traced(chunk, trace_of(headers))]

@@ -11,16 +11,8 @@ from typing import Final
 
 from logferry.gateway.api.diagnosis import AllWorkers, Diagnosis, plural, silent_workers, warnings
 from logferry.loaders.terminal import escape
-from logferry.ops.status.render import count, span, table_of
-from logferry.ops.status.service import (
-    SHOWN,
-    ServiceLane,
-    lane_findings,
-    print_service,
-    print_workers,
-    seconds,
-    stop_findings,
-)
+from logferry.ops.status import service
+from logferry.ops.status.render import count, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
 
@@ -69,7 +61,7 @@ class DeliverStatus(BaseModel):
     url: str
     workers: list[str]
     lanes_total: int
-    lanes: list[ServiceLane]
+    lanes: list[service.ServiceLane]
     units: list[DeliverUnitStatus]
     subscriptions: list[str] = []
     unreadable: dict[str, str] = {}
@@ -93,7 +85,9 @@ class SubscriptionLag:
     @property
     def last_error(self) -> tuple[DeliverUnitStatus, DeliverError, float] | None:
         """The newest one that still holds, and its age in seconds."""
-        held = [(unit, unit.error, seconds(now_ms - unit.error.at_ms)) for unit, now_ms in self.units if unit.error]
+        held = [
+            (unit, unit.error, service.seconds(now_ms - unit.error.at_ms)) for unit, now_ms in self.units if unit.error
+        ]
         return min(held, key=lambda one: one[2], default=None)
 
 
@@ -114,9 +108,9 @@ def diagnose_delivery(delivery: Delivery) -> list[Diagnosis]:
     """All findings, the wrong ones first. Reads no clock."""
     found = [
         *silent_workers(delivery.silent),
-        *lane_findings(delivery),
+        *service.lane_findings(delivery),
         *_unreadable(delivery),
-        *stop_findings([*_stops(delivery)]),
+        *service.stop_findings([*_stops(delivery)]),
     ]
     found += [*_errors(delivery), *_idle(delivery)]
     found += warnings(text for worker in delivery.workers.values() for text in worker.warnings)
@@ -125,7 +119,7 @@ def diagnose_delivery(delivery: Delivery) -> list[Diagnosis]:
 
 def _unreadable(delivery: Delivery) -> Iterator[Diagnosis]:
     unreadable = {name: why for worker in delivery.workers.values() for name, why in worker.unreadable.items()}
-    for name, why in sorted(unreadable.items())[:SHOWN]:
+    for name, why in sorted(unreadable.items())[: service.SHOWN]:
         yield Diagnosis(True, f"the subscription {name} cannot be read", f"{why}; make it again: PUT {_path(name)}")
 
 
@@ -139,7 +133,7 @@ def _stops(delivery: Delivery) -> Iterator[Diagnosis]:
     for name, unit, stop, now_ms in stopped:
         remedy = f"{stop.what_to_do} (POST {_path(name)}/resume or /replay at a gateway)"
         what = f"{name}: {unit.name} stopped: {stop.kind}"
-        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", seconds(now_ms - stop.at_ms))
+        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", service.seconds(now_ms - stop.at_ms))
 
 
 def _errors(delivery: Delivery) -> Iterator[Diagnosis]:
@@ -158,11 +152,11 @@ def _idle(delivery: Delivery) -> Iterator[Diagnosis]:
     idle = [name for name, one in found.items() if not one.units]
     if idle and not delivery.silent:
         reason = "no topic that is here fits its topics, or its partitions are being opened"
-        yield Diagnosis(False, f"nothing is delivered to {', '.join(idle[:SHOWN])}", reason)
+        yield Diagnosis(False, f"nothing is delivered to {', '.join(idle[: service.SHOWN])}", reason)
     paused = [name for name, one in found.items() if any(unit.is_paused for unit, _ in one.units)]
     if paused:
         reason = f"continue with POST {_path('NAME')}/resume at a gateway"
-        yield Diagnosis(False, f"paused: {', '.join(paused[:SHOWN])}", reason)
+        yield Diagnosis(False, f"paused: {', '.join(paused[: service.SHOWN])}", reason)
 
 
 def _path(name: str) -> str:
@@ -173,7 +167,7 @@ def _path(name: str) -> str:
 
 
 def print_delivery(delivery: Delivery, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
-    print_service(delivery, "the delivery", findings, at_s, console)
+    print_findings("the delivery", delivery, findings, at_s, console)
     table = table_of("subscription", "partitions", "stopped", "lag", "last error")
     for name, one in subscriptions_of(delivery).items():
         stopped, lag, error = sum(unit.stop is not None for unit, _ in one.units), one.lag_records, one.last_error
@@ -185,4 +179,4 @@ def print_delivery(delivery: Delivery, findings: Sequence[Diagnosis], at_s: floa
             "" if error is None else escape(f"{span(error[2])} ago: {error[1].detail}"),
         )
     console.print(table)
-    print_workers(delivery, console)
+    service.print_workers(delivery, console)

@@ -11,16 +11,8 @@ from typing import Final
 
 from logferry.gateway.api.diagnosis import SLOW_S, AllWorkers, Diagnosis, silent_workers, warnings
 from logferry.loaders.terminal import escape
-from logferry.ops.status.render import clock, count, span, table_of
-from logferry.ops.status.service import (
-    SHOWN,
-    ServiceLane,
-    lane_findings,
-    print_service,
-    print_workers,
-    seconds,
-    stop_findings,
-)
+from logferry.ops.status import service
+from logferry.ops.status.render import clock, count, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
 from rich.filesize import decimal
@@ -85,7 +77,7 @@ class MirrorStatus(BaseModel):
     url: str
     workers: list[str]
     lanes_total: int
-    lanes: list[ServiceLane]
+    lanes: list[service.ServiceLane]
     links: list[LinkStatus]
     partitions: list[PartitionStatus]
     unaltered: dict[str, str] = {}
@@ -127,8 +119,8 @@ def _together(parts: list[tuple[LinkStatus, int]]) -> tuple[LinkStatus, int]:
 
 def diagnose_mirror(mirror: Mirror) -> list[Diagnosis]:
     """All findings, the wrong ones first. Reads no clock."""
-    found = [*silent_workers(mirror.silent), *lane_findings(mirror), *_waits(mirror)]
-    found += [*stop_findings([*_stops(mirror)]), *_settings(mirror)]
+    found = [*silent_workers(mirror.silent), *service.lane_findings(mirror), *_waits(mirror)]
+    found += [*service.stop_findings([*_stops(mirror)]), *_settings(mirror)]
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
@@ -136,7 +128,7 @@ def _waits(mirror: Mirror) -> Iterator[Diagnosis]:
     for link, now_ms in links_of(mirror):
         wait = link.last_wait
         if wait is not None and wait.ended_ms is None:
-            for_s = seconds(now_ms - wait.since_ms)
+            for_s = service.seconds(now_ms - wait.since_ms)
             if wait.is_fault or for_s >= SLOW_S:
                 yield Diagnosis(wait.is_fault, f"the link to {link.dc} waits", wait.reason, for_s)
 
@@ -149,12 +141,12 @@ def _stops(mirror: Mirror) -> Iterator[Diagnosis]:
         if stop.kind not in _RESUME_BY_THEMSELVES:
             remedy += f" (logferry mirror resume {partition.topic} {partition.partition} --url {worker.url} --from …)"
         what = f"{partition.topic}-{partition.partition} of {partition.dc} stopped: {stop.kind}"
-        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", seconds(worker.now_ms - stop.since_ms))
+        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", service.seconds(worker.now_ms - stop.since_ms))
 
 
 def _settings(mirror: Mirror) -> Iterator[Diagnosis]:
     unaltered = {topic: why for worker in mirror.workers.values() for topic, why in worker.unaltered.items()}
-    for topic, why in sorted(unaltered.items())[:SHOWN]:
+    for topic, why in sorted(unaltered.items())[: service.SHOWN]:
         what = f"the settings of {topic} here may differ from its original's"
         remedy = "grant DescribeConfigs and AlterConfigs on the topic, or change them by hand"
         yield Diagnosis(False, what, f"{why}; {remedy}")
@@ -165,7 +157,7 @@ def _settings(mirror: Mirror) -> Iterator[Diagnosis]:
 
 
 def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
-    print_service(mirror, "the mirror", findings, at_s, console)
+    print_findings("the mirror", mirror, findings, at_s, console)
     links = table_of("link", "topics", "partitions", "stopped", "lag", "bytes", "age", "last wait")
     for link, now_ms in links_of(mirror):
         links.add_row(
@@ -179,14 +171,14 @@ def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, con
             escape(_waited(link.last_wait, now_ms)),
         )
     console.print(links)
-    print_workers(mirror, console)
+    service.print_workers(mirror, console)
 
 
 def _waited(wait: MirrorWait | None, now_ms: int) -> str:
     if wait is None:
         return "never"
-    ago_s = seconds(now_ms - wait.since_ms)
+    ago_s = service.seconds(now_ms - wait.since_ms)
     if wait.ended_ms is None:
         return f"now, for {span(ago_s)}: {wait.reason}"
     at = clock(time.time() - ago_s)
-    return f"at {at}, for {span(seconds(wait.ended_ms - wait.since_ms))}: {wait.reason}"
+    return f"at {at}, for {span(service.seconds(wait.ended_ms - wait.since_ms))}: {wait.reason}"

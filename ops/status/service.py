@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from logferry.gateway.api.diagnosis import AllWorkers, Diagnosis, lane_holders, name_lanes, plural
 from logferry.loaders.terminal import escape
-from logferry.ops.status.render import print_findings, table_of
+from logferry.ops.status.render import table_of
 from pydantic import BaseModel
 from rich.console import Console
 
@@ -45,14 +45,6 @@ def stop_findings(stops: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
 def seconds(span_ms: int) -> float:
     """Of a span by a worker's own clock."""
     return max(0, span_ms) / 1000
-
-
-def print_service(
-    service: AllWorkers[Any], what: str, findings: Sequence[Diagnosis], at_s: float, console: Console
-) -> None:
-    """The verdict and the findings. ``what``: as in *the mirror of dc1*."""
-    dcs = ", ".join(sorted({worker.dc for worker in service.workers.values()}))
-    print_findings(f"{what} of {dcs}", findings, at_s, console)
 
 
 def print_workers(service: AllWorkers[Any], console: Console) -> None:

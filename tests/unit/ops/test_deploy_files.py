@@ -42,6 +42,7 @@ TESTED: Final = {
     "logferry.sysusers": "unit/ops/test_deploy.py test_user_and_folders_are_created",
     "logferry.tmpfiles": "unit/ops/test_deploy.py test_user_and_folders_are_created",
     "logferry_load_dag.py": "integration/ops/test_airflow_dag.py test_the_status_of_the_load_decides_on_a_retry",
+    "logferry_submit_dag.py": "integration/ops/test_airflow_dag.py test_so_does_that_of_a_load_by_spark_submit",
     "prometheus-alerts.yaml": "unit/ops/test_monitoring.py test_an_alert_is_raised_and_cleared",
     "receiver.go": "crash/deliver/test_receiver_programs.py test_the_receiver_in_go",
     "s3-lifecycle.json": "unit/ops/test_deploy_files.py test_s3_takes_the_rule_of_unfinished_uploads",
