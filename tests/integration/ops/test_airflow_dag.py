@@ -22,7 +22,7 @@ CONFIG: Final = "/etc/logferry/load.toml"
 PROVIDER: Final = "apache-airflow-providers-apache-spark==6.3.4"
 JARS: Final = ["--jars", "a.jar,b.jar", "--driver-java-options", "-Xss4m", "/opt/logferry_load.py"]
 
-# ``airflow(dag, program, load)`` runs the DAG with this script in place of the program: its calls, and Airflow's output.
+# ``airflow(dag, program, load)`` runs the DAG with this script for the program: its calls, and the output of Airflow.
 Airflow = Callable[[str, str, str], tuple[list[str], str]]
 
 
