@@ -229,7 +229,7 @@ async def test_a_stop_of_push_delivery_is_on_the_overview_with_its_way_on(
                     has_text=f"{topic_name} has stopped 1 partition: rejected"
                 )
                 await expect(stop).to_contain_text("since")
-                await expect(stop).to_contain_text(f"{topic}-0: status 422")
+                await expect(stop).to_contain_text(f"{topic}-0: offsets 0 to 2: status 422")
                 await expect(stop).to_contain_text("correct the receiver, then resume")
                 got.behave = None
                 await stop.get_by_role("link", name="Its page").click()
