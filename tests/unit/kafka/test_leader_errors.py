@@ -176,3 +176,28 @@ async def test_another_programs_member_hides_no_worker_of_the_group() -> None:
         assert await kafka.group_assignment("g", "state") == {"a": [1, 2], "b": [], "c": []}
     finally:
         await kafka.close()
+
+
+async def test_offsets_of_many_partitions_are_asked_for_side_by_side_and_nothing_waits_behind_them() -> None:
+    """Kafka answers the requests of a connection in order, and an offset at a time takes it long."""
+    kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    partitions = [("dc1.t", number) for number in range(450)]
+    kafka._leaders = dict.fromkeys(partitions, 1)
+    groups, together = list[object](), asyncio.Event()
+
+    async def send(node: int, request: Any, group: object = None) -> Any:
+        groups.append(group)
+        if len(groups) == 3:
+            together.set()
+        await together.wait()
+        return SimpleNamespace(topics=[("dc1.t", [(number, 0, -1, 7) for number, _ in request._topics[0][1]])])
+
+    kafka._client.send = send
+    try:
+        async with asyncio.timeout(10):
+            found = await kafka.offsets(partitions, 1_700_000_000_000)
+    finally:
+        await kafka.close()
+    assert found == dict.fromkeys(partitions, 7)
+    assert len(set(groups)) == 3
+    assert None not in groups
