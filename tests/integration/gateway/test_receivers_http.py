@@ -104,8 +104,8 @@ async def test_the_same_lines_in_another_trace_are_a_duplicate(receivers: Gatewa
     traces = [f"00-{number:032x}-00f067aa0ba902b7-01" for number in (1, 2)]
     written = []
     for worker, trace in enumerate(traces):
-        sent = {"Idempotency_Key": "k", "traceparent": trace}
-        answer = await post(receivers, f"/v1/topics/{topic}/lines?source=web", b"a\n", worker, **sent)
+        path = f"/v1/topics/{topic}/lines?source=web"
+        answer = await post(receivers, path, b"a\n", worker, Idempotency_Key="k", traceparent=trace)
         written.append(answer.document["written"])
     assert written == [1, 0]
     (record,) = await committed_records(receivers.kafka.bootstrap, f"dc1.{topic}")
