@@ -239,6 +239,9 @@ class Config(Strict):
     """Address as `host:port` at which `logferry load --follow` serves its metrics (default: nowhere)."""
     metrics_file: Path | None = None
     """File `*.prom` into which any other load writes its metrics at its end, for node_exporter's textfile collector."""
+    metrics_push: str | None = None
+    """Pushgateway, `http://HOST:PORT`, to which any other load pushes its metrics at its end; with a path
+    `/metrics/job/NAME/LABEL/VALUE` as this group."""
     tables: Annotated[list[TableJob], Field(min_length=1)]
     """The tables to load."""
 

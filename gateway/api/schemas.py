@@ -13,8 +13,8 @@ from logferry.gateway.api.archive_schemas import UploadDescription as UploadDesc
 from logferry.gateway.api.archive_schemas import UploadRequested as UploadRequested
 from logferry.gateway.api.status_schemas import AllWorkersStatus as AllWorkersStatus
 from logferry.gateway.api.status_schemas import CallerRights as CallerRights
-from logferry.gateway.api.status_schemas import MirrorWorkers as MirrorWorkers
 from logferry.gateway.api.status_schemas import Number, WireModel
+from logferry.gateway.api.status_schemas import ServiceWorkers as ServiceWorkers
 from logferry.gateway.api.status_schemas import Status as Status
 from logferry.gateway.api.subscription_schemas import SubscriptionDetails as SubscriptionDetails
 from logferry.gateway.api.subscription_schemas import SubscriptionsList as SubscriptionsList

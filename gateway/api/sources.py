@@ -37,6 +37,8 @@ from logferry.gateway.http.request import (
     number,
     optional_number,
     percent_decoded,
+    trace_of,
+    traced,
 )
 from logferry.gateway.http.router import Call, Handler, Routes, json_response
 from logferry.gateway.kafka.types import TopicFacts
@@ -248,7 +250,7 @@ class SourcesApi:
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() == MSGPACK:
             call.knows_only("session", "partition_key")
             body = await decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
-            chunks = await unpacked(body, bounds)
+            chunks = await unpacked(body, bounds, trace_of(headers))
             return session, chunks, len(body) + CHUNK_OVERHEAD_BYTES * len(chunks)
         call.knows_only("seqno", "prev", "session", "created_ms", "partition_key")
         if "seqno" not in query:
@@ -258,7 +260,7 @@ class SourcesApi:
         attributes = header_attributes(headers.items())
         body = await decoded(await self.admission.body(call.request), encoding, limits.request_bytes)
         chunk = checked(Chunk(seqno, prev, created_ms, attributes, body), "chunk", bounds)
-        return session, [chunk], len(body) + CHUNK_OVERHEAD_BYTES
+        return session, [traced(chunk, trace_of(headers))], len(body) + CHUNK_OVERHEAD_BYTES
 
     async def _open_session(self, call: Call, source: SourceIdentity, lane: Lane) -> web.StreamResponse:
         call.knows_only("partition_key")
@@ -370,11 +372,11 @@ async def decoded(body: bytes, encoding: str, limit: int) -> bytes:
     return await asyncio.to_thread(decoded_body, body, encoding, limit)
 
 
-async def unpacked(body: bytes, bounds: ChunkLimits) -> list[Chunk]:
-    """Other requests run in between: a body may hold thousands of chunks."""
+async def unpacked(body: bytes, bounds: ChunkLimits, trace: str | None) -> list[Chunk]:
+    """Other requests run in between: a body may hold thousands of chunks. ``trace``: of the request."""
     chunks, turns = list[Chunk](), Turns()
     for chunk in iter_chunks(body, bounds):
-        chunks.append(chunk)
+        chunks.append(traced(chunk, trace))
         if turns.over:
             await turns.give()
     return chunks

@@ -1,4 +1,4 @@
-"""The status of this worker, of all workers and of the mirror's, for an operator; and the rights of the caller.
+"""The status of this worker, of all workers, of the mirror's and deliver's, for an operator; the caller's rights.
 
 A status answers within a few seconds, whatever is down, and never with a secret. It names topics, errors and other
 workers, so it needs the right to administer everything.
@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -61,7 +62,8 @@ class StatusApi:
     def add_to(self, routes: Routes) -> None:
         routes.add("GET", "/v1/status", "status", self.get, Right.EVERYTHING)
         routes.add("GET", "/v1/workers", "workers", self.workers, Right.EVERYTHING)
-        routes.add("GET", "/v1/mirror", "mirror", self.mirror, Right.EVERYTHING)
+        for service in ("mirror", "deliver"):
+            routes.add("GET", f"/v1/{service}", service, partial(self._service, service), Right.EVERYTHING)
         routes.add("GET", "/v1/caller", "caller", self.caller, Right.KNOWN)
 
     async def get(self, call: Call) -> web.StreamResponse:
@@ -84,15 +86,15 @@ class StatusApi:
         service = AllWorkers(known, silent)
         return json_response(as_document(diagnose(service), now_ms() / 1000, service))
 
-    async def mirror(self, call: Call) -> web.StreamResponse:
-        """The status of each worker of the mirror in this data centre, asked with the caller's token."""
+    async def _service(self, service: str, call: Call) -> web.StreamResponse:
+        """The status of each worker of the mirror or of deliver in this data centre, asked with the caller's token."""
         call.knows_only()
-        group = f"{self.config.prefix}.mirror.{self.config.dc}"
+        group = f"{self.config.prefix}.{service}.{self.config.dc}"
         members = await self.kafka.group_assignment(group, f"{group}.state")
         if members is None:
-            raise Problem("not-owner-yet", "the workers of the mirror are changing; ask again")
+            raise Problem("not-owner-yet", f"the workers of {service} are changing; ask again")
         urls = sorted(members)
-        answers = await asyncio.gather(*(self._ask(call, url, "the mirror's worker") for url in urls))
+        answers = await asyncio.gather(*(self._ask(call, url, f"the worker of {service}") for url in urls))
         said = ({"error": answer} if isinstance(answer, str) else answer for answer in answers)
         return json_response({"group": group, "workers": dict(zip(urls, said, strict=True))})
 

@@ -165,8 +165,8 @@ class AllWorkersStatus(WireModel):
     workers: dict[str, Status | WorkerAway]
 
 
-class MirrorWorkers(WireModel):
-    """The status documents of the mirror's workers by URL, or ``error``; none: no mirror runs here."""
+class ServiceWorkers(WireModel):
+    """The status documents of the workers of another service by URL, or ``error``; none: it does not run here."""
 
     group: str
     workers: dict[str, dict[str, Any]]

@@ -16,6 +16,8 @@ HEADER_SEQNO = "seqno"
 HEADER_PREV = "prev"
 HEADER_CREATED = "created"
 ATTRIBUTE_PREFIX = "a."
+# The attribute with the trace of the request that wrote the chunk; it makes no chunk another one.
+TRACEPARENT = "traceparent"
 
 MSGPACK = "application/vnd.msgpack"
 NDJSON = "application/x-ndjson"

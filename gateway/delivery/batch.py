@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import cramjam
-from logferry.gateway.contract.chunk import MSGPACK, NDJSON, Chunk, Headers, record_headers
+from logferry.gateway.contract.chunk import MSGPACK, NDJSON, TRACEPARENT, Chunk, Headers, record_headers
 from logferry.gateway.contract.delivery_state import UnitKey
+from logferry.gateway.http.request import valid_trace
 from logferry.gateway.reading.formats import PARTS, PLAIN, Row, pieces
 from logferry.gateway.subscriptions import Filters, compiled
 
@@ -147,6 +148,9 @@ def headers(
     if sources == 1:
         source = quote(batch.rows[0][_SOURCE], safe="/:@!$'()*+,;~")
         found["X-Logferry-Source"] = f"{source} {batch.rows[0][_SEQNO]}-{batch.rows[-1][_SEQNO]}"
+    traces = {trace for row in batch.rows if (trace := row[_ATTRIBUTES].get(TRACEPARENT)) is not None}
+    if len(traces) == 1 and (only := valid_trace(traces.pop())) is not None:
+        found[TRACEPARENT] = only
     if shape.compression != "none":
         found["Content-Encoding"] = shape.compression
     if secrets:

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
@@ -110,6 +111,15 @@ class Admission:
     def reserve_read(self, request: web.BaseRequest) -> Reservation | None:
         """As `reserve`, for a request that waits: only a body that was read takes room."""
         return self.reserve(request) if _BODY in request else None
+
+    @contextmanager
+    def reserved(self, request: web.BaseRequest) -> Iterator[None]:
+        """Room for the request's body until it is answered. Raises as `reserve`."""
+        reservation = self.reserve(request)
+        try:
+            yield
+        finally:
+            self.release(reservation)
 
     def release(self, reservation: Reservation | None) -> None:
         if reservation is None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import cramjam
 import msgpack
-from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.chunk import TRACEPARENT, Chunk
 from logferry.gateway.contract.names import (
     MAX_ATTRIBUTE_VALUE_BYTES,
     MAX_ATTRIBUTES,
@@ -20,6 +20,7 @@ from logferry.gateway.contract.names import (
     check_attributes,
 )
 from logferry.gateway.errors import Problem
+from multidict import MultiMapping
 from pydantic import BaseModel, ValidationError
 
 _FIELDS: Final = 5
@@ -34,6 +35,8 @@ _PIECE_BYTES: Final = 1 << 16
 # The values, keys and brackets of ten thousand positions; more are refused before any is looked at.
 _JSON_TOKENS: Final = 100_000
 _SHAPE: Final = "an array [seqno, prev, created_ms, attributes, data]"
+# W3C Trace Context: a version, a trace, a span and flags; later versions may add more.
+_TRACE: Final = re.compile(r"(?!ff)([0-9a-f]{2})(-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2})(-.*)?\Z")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}\Z", re.ASCII)
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -255,6 +258,25 @@ def checked(chunk: Chunk, where: str, limits: ChunkLimits) -> Chunk:
     if size > limit:
         raise Problem("too-large", f"{where}: {size} bytes, a chunk may have {limit}", limit_bytes=limit)
     return chunk
+
+
+def trace_of(headers: MultiMapping[str]) -> str | None:
+    """The ``traceparent`` of a request by `valid_trace`; None: it has none, several, or one that is not valid."""
+    found = headers.get(TRACEPARENT)
+    return None if found is None or len(headers.getall(TRACEPARENT)) > 1 else valid_trace(found)
+
+
+def valid_trace(text: str) -> str | None:
+    """A traceparent as one of version 00, whose fields a later version has first; None: it is not valid."""
+    match = _TRACE.match(text)
+    return None if match is None or (match[1] == "00" and match[3] is not None) else f"00{match[2]}"
+
+
+def traced(chunk: Chunk, trace: str | None) -> Chunk:
+    """The chunk with the trace of its request, where it has none of its own and room for it."""
+    if trace is None or TRACEPARENT in chunk.attributes or len(chunk.attributes) >= MAX_ATTRIBUTES:
+        return chunk
+    return chunk._replace(attributes={**chunk.attributes, TRACEPARENT: trace})
 
 
 def header_attributes(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import TOKEN
 from logferry.gateway.http.auth import ANYBODY, Caller, Gate, Right
-from logferry.gateway.http.request import percent_decoded
+from logferry.gateway.http.request import percent_decoded, trace_of
 from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
 
 _JSON: Final = {"Content-Type": "application/json"}
@@ -159,7 +159,8 @@ class Routes:
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  the last line: the worker must live, the caller must know
-            log.event("request_failed", path=request.raw_path, error=repr(error))
+            trace = trace_of(request.headers)
+            log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=trace)
             return route.problem(Problem("internal", "this worker failed; its log has the error"), request.raw_path)
 
 

@@ -22,6 +22,7 @@ from aiohttp.web_protocol import RequestHandler
 from logferry.gateway import log
 from logferry.gateway.config import Limits
 from logferry.gateway.errors import CannotListen, Problem
+from logferry.gateway.http.request import trace_of
 from logferry.gateway.http.router import Routes, problem_response
 from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS
 
@@ -84,7 +85,8 @@ class CallerConnection(RequestHandler):
         elif isinstance(exc, ConnectionError):
             problem = Problem("bad-request", "the connection broke off")
         else:
-            log.event("request_failed", path=request.raw_path, error=repr(exc))
+            trace = trace_of(request.headers)
+            log.event("request_failed", path=request.raw_path, error=repr(exc), traceparent=trace)
             problem = Problem("internal", "this worker failed; its log has the error")
         REQUESTS.labels("none", str(problem.status)).inc()
         response = problem_response(problem, request.raw_path)

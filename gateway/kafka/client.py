@@ -175,8 +175,7 @@ class KafkaClient:
         request = admin.DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None) for topic in topics])
         for left in range(len(self.brokers()), -1, -1):
             response = await self._send_any(request)
-            codes = [resource[0] for resource in response.resources]
-            if not (left and errors.UnknownTopicOrPartitionError.errno in codes):
+            if not (left and any(one[0] == UNKNOWN_TOPIC_OR_PARTITION for one in response.resources)):
                 break
             await asyncio.sleep(_BACKOFF_S)
         return _settings(response)
@@ -221,8 +220,9 @@ class KafkaClient:
     async def _offsets_at(
         self, time_ms: int, node: int, led: list[TopicPartition], isolation: int = _READ_COMMITTED
     ) -> dict[TopicPartition, int]:
-        by_topic = grouped((topic, (number, time_ms)) for topic, number in led)
-        response = await self._client.send(node, OffsetRequest(-1, isolation, list(by_topic.items())))
+        asked = grouped((topic, (number, time_ms)) for topic, number in led).items()
+        async with self._own_connection(0) as (group, _):  # a time takes Kafka long: nothing waits behind it
+            response = await self._client.send(node, OffsetRequest(-1, isolation, list(asked)), group=group)
         found = {}
         for topic, answers in response.topics:
             for number, code, _timestamp, offset in answers:

@@ -23,13 +23,13 @@ from aiokafka.errors import KafkaError
 from logferry.gateway.api.forwarding import Forwarding
 from logferry.gateway.api.sources import CHUNK_OVERHEAD_BYTES, check_durable, decoded, refused, source_of, unpacked
 from logferry.gateway.config import Config
-from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
+from logferry.gateway.contract.chunk import MSGPACK, TRACEPARENT, Chunk, pack_chunk
 from logferry.gateway.contract.names import Malformed, lane_of, split_topic
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import PROBLEMS, LaneMoved, Problem
 from logferry.gateway.http.admission import Admission, Quotas, computed
 from logferry.gateway.http.auth import Caller, Right, presented_token
-from logferry.gateway.http.request import ChunkLimits, checked, header_attributes
+from logferry.gateway.http.request import ChunkLimits, checked, header_attributes, trace_of, traced
 from logferry.gateway.http.router import Call, Routes, json_response, problem_of
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
@@ -71,10 +71,11 @@ def idempotency_key(headers: Any) -> str | None:
 
 
 def digest_of(chunks: Iterable[Chunk]) -> bytes:
-    """Of the content of a request: 16 bytes."""
+    """Of the content of a request: 16 bytes. A sender that sends it again may do so in another trace."""
     digest = blake2b(digest_size=16)
     for chunk in chunks:
-        digest.update(json.dumps([len(chunk.data), sorted(chunk.attributes.items())]).encode())
+        attributes = sorted(item for item in chunk.attributes.items() if item[0] != TRACEPARENT)
+        digest.update(json.dumps([len(chunk.data), attributes]).encode())
         digest.update(chunk.data)
     return digest.digest()
 
@@ -106,6 +107,11 @@ class Appender:
         room = max(0, facts.max_message_bytes - RECORD_OVERHEAD_BYTES)
         return ChunkLimits(min(self.config.limits.chunk_bytes, room), room, self.config.limits.request_chunks)
 
+    async def body(self, call: Call) -> bytes:
+        """The body as it was before it was packed. Raises Problem."""
+        body = await self.admission.body(call.request)
+        return await decoded(body, call.request.headers.get("Content-Encoding", ""), self.config.limits.request_bytes)
+
     async def parsed(
         self, body: bytes, parse: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs
     ) -> _Result:
@@ -123,8 +129,11 @@ class Appender:
         return await asyncio.gather(*(self._append_or_problem(call, receiver, part) for part in parts))
 
     async def _append_or_problem(self, call: Call, receiver: str, part: Part) -> dict[str, Any] | Problem:
+        headers = call.request.headers
+        if (trace := trace_of(headers)) is not None:
+            part = part._replace(chunks=[traced(chunk, trace) for chunk in part.chunks])
         try:
-            done = await self.append(call.caller, call.request.headers.get("Authorization"), part)
+            done = await self.append(call.caller, headers.get("Authorization"), part)
         except (Problem, Malformed, KafkaError, TimeoutError) as error:
             problem = problem_of(error)
             RECEIVED.labels(receiver, problem.kind).inc(part.lines)
@@ -199,21 +208,18 @@ class Appender:
         return await self.forwarding.answer(call.request, source, here, is_repeatable=key is not None)
 
     async def _answer_here(self, call: Call, source: SourceIdentity, key: str | None, lane: Lane) -> web.StreamResponse:
-        reserved = self.admission.reserve(call.request)
-        try:
+        with self.admission.reserved(call.request):
             chunks = await self._chunks(call, await self.bounds(call.caller, source))
             return json_response(await self._record(call.caller, source, chunks, key, lane))
-        finally:
-            self.admission.release(reserved)
 
     async def _chunks(self, call: Call, bounds: ChunkLimits) -> list[Chunk]:
         headers = call.request.headers
         call.knows_only("partition_key")
-        body = await self.admission.body(call.request)
-        body = await decoded(body, headers.get("Content-Encoding", ""), self.config.limits.request_bytes)
+        body = await self.body(call)
         if headers.get("Content-Type", "").partition(";")[0].strip().lower() != MSGPACK:
-            return [checked(Chunk(0, None, None, header_attributes(headers.items()), body), "chunk", bounds)]
-        chunks = await unpacked(body, bounds)
+            chunk = checked(Chunk(0, None, None, header_attributes(headers.items()), body), "chunk", bounds)
+            return [traced(chunk, trace_of(headers))]
+        chunks = await unpacked(body, bounds, trace_of(headers))
         for number, chunk in enumerate(chunks):
             if chunk.seqno or chunk.prev is not None:
                 raise Malformed(f"chunk {number}: its seqno must be 0 and its prev nil, since the gateway gives them")

@@ -105,8 +105,7 @@ class ArchiveApi:
 
     async def _store(self, call: Call, source_id: str, lane: Lane) -> dict[str, Any]:
         appender = self.appender
-        reserved = appender.admission.reserve(call.request)
-        try:
+        with appender.admission.reserved(call.request):
             piece = number(call.query.get("piece", ""), "piece", _MOST_PIECES)
             if piece == 0:
                 raise Malformed("piece: the first one has the number 1")
@@ -131,8 +130,6 @@ class ArchiveApi:
             after = await computed(len(body), next_digest, before, body)
             request = StorePiece(facts, source, piece, before, after, body, attributes, call.caller.name)
             upload = _upload_of((await lane.submit(request)).outcome)
-        finally:
-            appender.admission.release(reserved)
         return {"piece": piece, "digest": upload.digest_after(piece).hex(), "expires_ms": upload.expires_ms}
 
     async def _seal(self, call: Call, source_id: str, lane: Lane) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from logferry.gateway.api.sources import decoded
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.names import full_topic
 from logferry.gateway.contract.source_state import SourceIdentity
@@ -101,14 +100,10 @@ class ElasticsearchApi:
         config, headers = appender.config, call.request.headers
         key = idempotency_key(headers)
         source_id = sender(call, "elasticsearch")
-        reserved = appender.admission.reserve(call.request)
-        try:
-            body = await appender.admission.body(call.request)
-            body = await decoded(body, headers.get("Content-Encoding", ""), config.limits.request_bytes)
+        with appender.admission.reserved(call.request):
+            body = await appender.body(call)
             bulk = await appender.parsed(body, parse_bulk, body, index, config.receivers.elasticsearch, _ITEMS)
             failed = await self._append(call, bulk, source_id, key)
-        finally:
-            appender.admission.release(reserved)
         again = [problem for problem in failed.values() if _status(problem) in _REPEATED]
         if again and not bulk.has_recorded(failed):
             # Not by its items: there are agents that repeat a request, but not an item.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
-from logferry.gateway.api.sources import decoded, topic_of
+from logferry.gateway.api.sources import topic_of
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.names import Malformed, check_source_id
 from logferry.gateway.contract.source_state import SourceIdentity
@@ -79,12 +79,9 @@ class LinesApi:
         topic = topic_of(appender.config.dc, call.segments[3])
         source = SourceIdentity(topic, None, sender(call, "lines", call.query.get("source")))
         key = idempotency_key(headers)
-        reserved = appender.admission.reserve(call.request)
-        try:
+        with appender.admission.reserved(call.request):
             bounds = await appender.bounds(call.caller, source)
-            body = await appender.admission.body(call.request)
-            limit = appender.config.limits.request_bytes
-            body = await decoded(body, headers.get("Content-Encoding", ""), limit)
+            body = await appender.body(call)
             if not body:
                 raise Malformed("body: holds no line")
             attributes = header_attributes(headers.items())
@@ -95,8 +92,6 @@ class LinesApi:
                 checked(Chunk(0, None, None, attributes, piece), f"chunk {n}", bounds) for n, piece in enumerate(pieces)
             ]
             (answer,) = await appender.append_all(call, "lines", [Part(source, chunks, key, lines)])
-        finally:
-            appender.admission.release(reserved)
         if isinstance(answer, Problem):
             raise answer
         return json_response({**answer, "lines": lines})

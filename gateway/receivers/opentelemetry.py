@@ -8,7 +8,6 @@ from typing import Final
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from logferry.gateway.api.sources import decoded
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.names import Malformed, full_topic
 from logferry.gateway.contract.source_state import SourceIdentity
@@ -74,16 +73,12 @@ class OtlpApi:
         everything is refused."""
         appender, headers = self.appender, call.request.headers
         key = idempotency_key(headers)
-        reserved = appender.admission.reserve(call.request)
-        try:
-            body = await appender.admission.body(call.request)
-            body = await decoded(body, headers.get("Content-Encoding", ""), appender.config.limits.request_bytes)
+        with appender.admission.reserved(call.request):
+            body = await appender.body(call)
             decode = otlp.decode_json if is_json else otlp.decode_protobuf
             resources = await appender.parsed(body, decode, body)
             parts, refused = await self._parts(call, [one for one in resources if one.lines], key)
             answers = await appender.append_all(call, "otlp", parts)
-        finally:
-            appender.admission.release(reserved)
         refused += [(part.lines, a) for part, a in zip(parts, answers, strict=True) if isinstance(a, Problem)]
         if not refused:
             return 0, ""

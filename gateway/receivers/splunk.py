@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import web
-from logferry.gateway.api.sources import decoded
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.names import full_topic
 from logferry.gateway.contract.source_state import SourceIdentity
@@ -88,19 +87,14 @@ class SplunkApi:
         again doubles the parts that were recorded, unless it has a key."""
         appender, headers = self.appender, call.request.headers
         key = idempotency_key(headers)
-        reserved = appender.admission.reserve(call.request)
-        try:
-            body = await appender.admission.body(call.request)
-            limit = appender.config.limits.request_bytes
-            body = await decoded(body, headers.get("Content-Encoding", ""), limit)
+        with appender.admission.reserved(call.request):
+            body = await appender.body(call)
             index = call.query.get("index", _DEFAULT_INDEX)
             if kind == "event":
                 parts = await self._event_parts(call, body, index, key)
             else:
                 parts = [await self._raw_part(call, body, index, key)]
             answers = await appender.append_all(call, "splunk", parts)
-        finally:
-            appender.admission.release(reserved)
         problems = [answer for answer in answers if isinstance(answer, Problem)]
         if problems:
             # One that is worth another attempt is named first: the sender must not take the request for lost.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -192,15 +192,17 @@ class TopicCatalog:
     ) -> list[dict[str, Any]]:
         if not views:
             return []
-        configs = await self._kafka.configs([view.name for view in views])
         partitions = [(view.name, p.partition) for view in views for p in view.partitions]
-        firsts = await self._kafka.offsets(partitions, EARLIEST, ELECTION_S)
-        more: dict[str, dict[tuple[str, int], int | None]] = {}
-        if at_ms is not None:
-            at = await self._kafka.offsets(sorted(firsts), at_ms, ELECTION_S)
-            more["at"] = {tp: offset if offset >= 0 else None for tp, offset in at.items()}
-        if sizes:
-            more["size_bytes"] = dict(await self._sizes(views))
+        times = [EARLIEST, *(() if at_ms is None else (at_ms,))]
+        configs, measured, (firsts, *at) = await asyncio.gather(
+            self._kafka.configs([view.name for view in views]),
+            self._sizes(views if sizes else []),
+            asyncio.gather(*(self._kafka.offsets(partitions, time_ms, ELECTION_S) for time_ms in times)),
+        )
+        more: dict[str, Mapping[tuple[str, int], int | None]] = {"size_bytes": measured} if sizes else {}
+        if at:
+            more["at"] = {tp: offset if offset >= 0 else None for tp, offset in at[0].items()}
+        # After the others, so that none of them lies behind it.
         nexts = await self._kafka.offsets(sorted(firsts), LATEST, ELECTION_S)
         described = []
         for view in views:

@@ -38,7 +38,6 @@ from logferry.loaders.storage.side_tables import (
     segment_length,
     segments_before,
 )
-from logferry.loaders.storage.tables import partition_columns
 
 _DAY: Final = timedelta(days=1)
 
@@ -91,8 +90,7 @@ def drop_rows(session: Session, paths: TablePaths, entry: LedgerEntry, run: str)
         put_segments(paths.segments, entry.batch, run, changed.values())
     table = open_table(paths.main)
     rewriter = Rewriter(session, paths.main, entry.batch, _rule(before, has_events=_has_events(table)))
-    parted = partition_columns(paths.main)
-    return commit_files(nothing, paths.main, entry.batch, run, parted, changes=rewriter.actions)
+    return commit_files(nothing, paths.main, entry.batch, run, changes=rewriter.actions)
 
 
 def _has_events(table: DeltaTable | None) -> bool:

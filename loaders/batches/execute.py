@@ -330,10 +330,9 @@ def _commit(
         add_sources(paths.sources, entry.batch, loader.run, facts)
     if found and found.left_out:
         commit_rows(left_out_rows(found.left_out), paths.left_out, entry.batch, loader.run)
-    partition_by = partition_columns(paths.main)
     if entry.reload:
-        return replace_main(loader.spark, written, paths, entry, loader.run, partition_by)
-    return commit_files(written, paths.main, entry.batch, loader.run, partition_by, after=entry.batch - 1)
+        return replace_main(loader.spark, written, paths, entry, loader.run)
+    return commit_files(written, paths.main, entry.batch, loader.run, after=entry.batch - 1)
 
 
 def _check_readable(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:

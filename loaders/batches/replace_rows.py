@@ -21,7 +21,7 @@ to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -167,16 +167,11 @@ def is_abandoned(paths: TablePaths, batch: int) -> bool:
 
 
 def replace_main(
-    spark: SparkSession,
-    written: DataFiles,
-    paths: TablePaths,
-    entry: LedgerEntry,
-    run: str,
-    partition_by: Sequence[str],
+    spark: SparkSession, written: DataFiles, paths: TablePaths, entry: LedgerEntry, run: str
 ) -> CommittedBatch:
     """Replaces the rows of the ranges by the files. Safe to call again. Raises StorageUnavailable."""
     rewriter = Rewriter(lambda: spark, paths.main, entry.batch, of_ranges(entry.reload, entry.dc))
-    return commit_files(written, paths.main, entry.batch, run, partition_by, changes=rewriter.actions)
+    return commit_files(written, paths.main, entry.batch, run, changes=rewriter.actions)
 
 
 def recount_segments(

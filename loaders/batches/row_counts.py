@@ -10,16 +10,14 @@ from datetime import datetime
 from functools import reduce
 from typing import Final
 
-from logferry.loaders.errors import Overtaken
 from logferry.loaders.jvm_errors import collected, sorted_errors
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import AddedRows, SegmentRules
 from logferry.loaders.planning.source_facts import KnownSources, SourceFacts, SourceKey
 from logferry.loaders.storage.commit import DataFiles
-from logferry.loaders.storage.files import open_table
-from logferry.loaders.storage.ledger import last_batch, table_at
-from logferry.loaders.storage.side_tables import moment
+from logferry.loaders.storage.ledger import table_at
+from logferry.loaders.storage.side_tables import moment, tables_after
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -100,12 +98,7 @@ def table_segments(
 def table_sources(spark: SparkSession, paths: TablePaths, batch: int) -> KnownSources:
     """The facts of each source, of table and quarantine as of exactly this batch. Raises Overtaken, LoadError."""
     frames = []
-    for path in (paths.main, paths.quarantine):
-        table = open_table(path)
-        if table is None:
-            continue
-        if path == paths.main and last_batch(table) != batch:
-            raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
+    for path, table in tables_after(paths, batch):
         rows = _stored(spark, path, table.version())
         if path == paths.quarantine:
             rows = rows.where(f"(resolved IS NULL OR resolved > {batch}) AND (since IS NULL OR since <= {batch})")

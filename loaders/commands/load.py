@@ -58,8 +58,10 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.config is not None and options.register is not None:
         raise LoaderConfigError("--config excludes --register: the file has it as `register` of each table")
     settings = job_config(options, options.table)
-    listen, file = _metrics_places(options, settings)
-    with observed(listen, file) as metrics, open_tables(settings, options.jars, reporter) as tables:
+    with (
+        observed(*_metrics_places(options, settings)) as metrics,
+        open_tables(settings, options.jars, reporter) as tables,
+    ):
         reporter.metrics = metrics
         if options.follow:
             return run_until_signal(tables, tables.follow, until_signal=True)
@@ -70,15 +72,18 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
         return status
 
 
-def _metrics_places(options: argparse.Namespace, settings: Config) -> tuple[str | None, Path | None]:
-    """Where the metrics go: the address of a run that follows, the file of another one. Raises LoaderConfigError."""
+def _metrics_places(options: argparse.Namespace, settings: Config) -> tuple[str | None, Path | None, str | None]:
+    """Where the metrics go: the address of a run that follows, file and Pushgateway of another one.
+
+    Raises LoaderConfigError.
+    """
     if options.metrics_listen and not options.follow:
         raise LoaderConfigError("--metrics-listen needs --follow; for other loads there is --metrics-file")
-    if options.metrics_file and options.follow:
-        raise LoaderConfigError("--follow and --metrics-file exclude each other; there is --metrics-listen")
+    if options.follow and (options.metrics_file or options.metrics_push):
+        raise LoaderConfigError("--follow excludes --metrics-file and --metrics-push; there is --metrics-listen")
     if options.follow:
-        return options.metrics_listen or settings.metrics_listen, None
-    return None, options.metrics_file or settings.metrics_file
+        return options.metrics_listen or settings.metrics_listen, None, None
+    return None, options.metrics_file or settings.metrics_file, options.metrics_push or settings.metrics_push
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--max-records", type=int, metavar="N", help="at most N offsets in a batch")
     option("--metrics-listen", metavar="HOST:PORT", help="with --follow, serve metrics for Prometheus there")
     option("--metrics-file", type=Path, metavar="FILE", help="write metrics to this *.prom file at the end")
+    option("--metrics-push", metavar="URL", help="push metrics to this Pushgateway at the end")
     option("--print-submit", action="store_true", help="print the arguments for spark-submit --master … and exit")
     return parser
 

@@ -239,7 +239,7 @@ def _key(member: str) -> str:
 # ---- the fast way -----------------------------------------------------------------------------------------
 
 # Types of which Arrow reads a part of what Spark reads, to the same value, and refuses the rest.
-_ARROW_READS: Final = {
+ARROW_READS: Final = {
     "string": pa.string(),
     "integer": pa.int32(),
     "long": pa.int64(),
@@ -268,7 +268,7 @@ def arrow_schema(kinds: Mapping[str, str]) -> pa.Schema | None:
 
 def _arrow_reads(kind: Any) -> pa.DataType | None:
     if isinstance(kind, str):
-        return _ARROW_READS.get(kind)
+        return ARROW_READS.get(kind)
     if kind["type"] == "array":
         inner = _arrow_reads(kind["elementType"])
         return None if inner is None else pa.list_(inner)

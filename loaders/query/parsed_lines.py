@@ -22,7 +22,7 @@ from logferry.loaders.parsing.columns import column_type
 from logferry.loaders.parsing.settings import RESCUED, ParserSettings
 from logferry.loaders.query.access_lines import AccessLines
 from logferry.loaders.query.java_times import Reader, event_times, needs_made
-from logferry.loaders.query.json_lines import NOT_OBJECT, Values, arrow_schema, read_by_arrow, time_of
+from logferry.loaders.query.json_lines import ARROW_READS, NOT_OBJECT, Values, arrow_schema, read_by_arrow, time_of
 from logferry.loaders.query.line_texts import (
     FIELDS,
     DelimitedLines,
@@ -41,16 +41,7 @@ EVENT_TIME: Final = "event_time"
 _NOTHING: Final = pa.array(["", "-"])
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
-_TYPES: Final[Mapping[str, pa.DataType]] = {
-    "string": pa.string(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "date": pa.date32(),
-    "timestamp": TIMESTAMP,
-}
+_TYPES: Final[Mapping[str, pa.DataType]] = {**ARROW_READS, "date": pa.date32(), "timestamp": TIMESTAMP}
 
 
 class Group(NamedTuple):

@@ -1,4 +1,5 @@
-"""The metrics of a run, for Prometheus: an endpoint while a run follows, a file for node_exporter at the end of others.
+"""The metrics of a run, for Prometheus: an endpoint while a run follows; at the end of others a file for node_exporter,
+a push to a Pushgateway, or both.
 
 A load notes a few numbers per batch and keeps the ranges that it has planned anyhow. Lag by topic and the segments are
 computed when they are asked for, so nobody who does not ask pays for partitions. Labels are the table, its topics, and
@@ -6,6 +7,7 @@ kinds of errors and stops; never a source or a partition.
 
 A file continues the counters of the file before it, for the tables of this run: they grow over the runs as Prometheus
 expects, and the time of the last complete load is not lost with a run that fails. It replaces the old file in one step.
+So does a push with what the Pushgateway has of its group.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 from logferry.loaders.batches.execute import BatchDone
 from logferry.loaders.errors import EXIT_DONE, EXIT_SIGNAL, LoaderConfigError, LoadError, StorageUnavailable
@@ -31,7 +36,7 @@ from logferry.loaders.storage.commit import LOST_RACES
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import read_segments
-from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+from prometheus_client import CollectorRegistry, push_to_gateway, start_http_server, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,6 +44,9 @@ from prometheus_client.parser import text_string_to_metric_families
 # Segments are read at most this often, and no longer than this in one scrape: the others keep their older numbers.
 _SEGMENTS_S: Final = 30.0
 _SCRAPE_S: Final = 2.0
+# Of each request to a Pushgateway.
+_PUSH_S: Final = 10.0
+_GROUP: Final = ("job", "logferry-load")
 # Why a topic is stopped, by the reason's text in `planning.plan`.
 _STOPS: Final = (
     ("no longer exists", "removed"),
@@ -173,15 +181,15 @@ class LoadMetrics:
                     states[{READY: "ready", DROPPED: "dropped"}.get(segment.state, "waiting")] += 1
                 noted.segments, noted.segments_read = states, time.monotonic() if found else noted.segments_read
 
-    # ---- the file --------------------------------------------------------------------------------------------
+    # ---- the file, and the Pushgateway -----------------------------------------------------------------------
 
-    def continue_file(self, file: Path) -> None:
-        """Takes the counters of an earlier run; a file that is missing or cannot be read is none."""
-        with suppress(OSError, ValueError):
-            text = file.read_text(encoding="utf-8")
-            for metric in text_string_to_metric_families(text):
+    def resume(self, text: str, labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Takes the counters of an earlier run from its text, of the series with these labels; no metrics are none."""
+        ours = "\n".join(line for line in text.splitlines() if line.startswith("logferry_load_")) + "\n"
+        with suppress(ValueError):
+            for metric in text_string_to_metric_families(ours):
                 for sample in metric.samples:
-                    if "table" in sample.labels:
+                    if "table" in sample.labels and labels.items() <= sample.labels.items():
                         noted = self._earlier.setdefault(sample.labels["table"], _TableNumbers())
                         _take(noted, sample.name, sample.labels, sample.value)
 
@@ -277,12 +285,48 @@ def _kind(error: LoadError) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).lower()
 
 
+class PushGroup(NamedTuple):
+    """A group of a Pushgateway: its series are those of the last push. ``labels``: besides the job."""
+
+    gateway: str
+    job: str
+    labels: dict[str, str]
+
+    @classmethod
+    def of(cls, url: str) -> PushGroup:
+        """Of ``http://HOST:PORT``, or that with the path of a group. Raises LoaderConfigError."""
+        found = urlsplit(url)
+        root, *pairs = unquote(found.path).strip("/").split("/") if found.path.strip("/") else ("metrics", *_GROUP)
+        names, values = pairs[::2], pairs[1::2]
+        is_path = root == "metrics" and names[:1] == ["job"] and len(names) == len(values) and all(values)
+        has_more = found.username is not None or found.query or found.fragment
+        if found.scheme not in ("http", "https") or not found.hostname or has_more or not is_path:
+            what = (
+                "must have the form http://HOST:PORT or http://HOST:PORT/metrics/job/NAME/LABEL/VALUE, without a user"
+            )
+            raise LoaderConfigError(f"metrics_push: {what}")
+        return cls(f"{found.scheme}://{found.netloc}", values[0], dict(zip(names[1:], values[1:], strict=True)))
+
+    def stored(self) -> str:
+        """What the Pushgateway has; nothing where it does not answer: counters begin again then."""
+        with suppress(OSError), urlopen(f"{self.gateway}/metrics", timeout=_PUSH_S) as answer:
+            return str(answer.read().decode("utf-8", "replace"))
+        return ""
+
+    def push(self, registry: CollectorRegistry) -> None:
+        """In place of the last push. Raises StorageUnavailable."""
+        try:
+            push_to_gateway(self.gateway, self.job, registry, self.labels, timeout=_PUSH_S)
+        except OSError as error:
+            raise StorageUnavailable(f"the metrics cannot be pushed to {self.gateway}: {error}") from error
+
+
 @contextmanager
-def observed(listen: str | None, file: Path | None) -> Iterator[LoadMetrics | None]:
-    """The metrics of a run, served at ``listen`` (HOST:PORT) meanwhile, or written to ``file`` at its end, also where
-    it fails; None if neither is wanted. Raises LoaderConfigError, StorageUnavailable.
+def observed(listen: str | None, file: Path | None, push: str | None = None) -> Iterator[LoadMetrics | None]:
+    """The metrics of a run, served at ``listen`` (HOST:PORT) meanwhile, or at its end, also where it fails, written to
+    ``file`` and pushed to ``push``; None if none of them is wanted. Raises LoaderConfigError, StorageUnavailable.
     """
-    if listen is None and file is None:
+    if listen is None and file is None and push is None:
         yield None
         return
     metrics = LoadMetrics()
@@ -290,10 +334,14 @@ def observed(listen: str | None, file: Path | None) -> Iterator[LoadMetrics | No
         with _served(metrics, listen):
             yield metrics
         return
-    assert file is not None
-    if file.suffix != ".prom" or not file.absolute().parent.is_dir():
-        raise LoaderConfigError(f"metrics_file: {file} must end in .prom, and its folder must exist")
-    metrics.continue_file(file)
+    group = None if push is None else PushGroup.of(push)
+    if group is not None:
+        metrics.resume(group.stored(), {"job": group.job, **group.labels})
+    if file is not None:
+        if file.suffix != ".prom" or not file.absolute().parent.is_dir():
+            raise LoaderConfigError(f"metrics_file: {file} must end in .prom, and its folder must exist")
+        with suppress(OSError, ValueError):
+            metrics.resume(file.read_text(encoding="utf-8"))
     try:
         yield metrics
     except LoadError as error:
@@ -304,7 +352,10 @@ def observed(listen: str | None, file: Path | None) -> Iterator[LoadMetrics | No
         raise
     finally:
         metrics.exit_status = EXIT_DONE if metrics.exit_status is None else metrics.exit_status
-        metrics.write_file(file)
+        if file is not None:
+            metrics.write_file(file)
+        if group is not None:
+            group.push(metrics.registry)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from logferry.loaders.location import Location
-from logferry.loaders.storage.commit import HOOKS, commit_facts
+from logferry.loaders.storage.commit import HOOKS, commit_facts, write_log
 from logferry.loaders.storage.files import open_table, storage_errors
 
 _NOTHING = pa.schema([pa.field("nothing", pa.string())])
@@ -44,14 +44,7 @@ def claim(place: Location, valid_s: float, now: float | None = None) -> bool:
                     post_commithook_properties=HOOKS,
                 )
             else:
-                table.create_write_transaction(
-                    [],
-                    "append",
-                    table.schema(),
-                    partition_by=[],
-                    commit_properties=properties,
-                    post_commithook_properties=HOOKS,
-                )
+                write_log(table, [], properties)
         except (DeltaError, OSError):
             if open_table(place) is None:
                 raise

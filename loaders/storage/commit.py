@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -139,6 +139,8 @@ _TRIES: Final = 10
 LOST_RACES: Final[Counter[str]] = Counter()
 _HISTORY: Final = 100
 _CHECKPOINT: Final = 50
+# Cleaning lists the whole log, so it is done at few of the checkpoints.
+_CLEANING: Final = 1000
 # A commit with a version in the past must not write a checkpoint there; checkpoints are of the newest state only.
 HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -158,7 +160,6 @@ def commit_files(
     path: Location,
     batch: int,
     run: str,
-    partition_by: Sequence[str] = (),
     *,
     replace: bool = False,
     changes: Changes | None = None,
@@ -180,14 +181,8 @@ def commit_files(
                 f"batch {batch} is in the table"
             )
         check_types(written, table)
-        table.create_write_transaction(
-            [*written.adds, *(changes(table) if changes else ())],
-            "overwrite" if replace else "append",
-            table.schema(),
-            partition_by=list(partition_by),
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        actions = [*written.adds, *(changes(table) if changes else ())]
+        write_log(table, actions, properties, "overwrite" if replace else "append")
 
     return commit_once(write, path, batch, run, written.rows, alone=replace or changes is not None, beside=beside)
 
@@ -204,6 +199,23 @@ def check_types(written: DataFiles, table: DeltaTable) -> None:
         )
 
 
+def write_log(
+    table: DeltaTable,
+    actions: Sequence[AddAction | RemoveAction],
+    properties: CommitProperties,
+    mode: Literal["append", "overwrite"] = "append",
+) -> None:
+    """One commit of these actions to the table as it is opened. Raises CommitFailedError, DeltaError, OSError."""
+    table.create_write_transaction(
+        [*actions],
+        mode,
+        table.schema(),
+        partition_by=list(table.metadata().partition_columns),
+        commit_properties=properties,
+        post_commithook_properties=HOOKS,
+    )
+
+
 def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace: bool = False) -> CommittedBatch:
     """Appends a few rows, or replaces all by them, without Spark; once per batch. Raises StorageUnavailable."""
     adds: list[AddAction | RemoveAction] = []
@@ -211,14 +223,7 @@ def commit_rows(rows: pa.Table, path: Location, batch: int, run: str, *, replace
     def write(table: DeltaTable, properties: CommitProperties) -> None:
         if not adds:
             adds.extend(written_rows(path, rows))
-        table.create_write_transaction(
-            adds,
-            "overwrite" if replace else "append",
-            table.schema(),
-            partition_by=[],
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        write_log(table, adds, properties, "overwrite" if replace else "append")
 
     return commit_once(write, path, batch, run, rows.num_rows, alone=replace)
 
@@ -282,6 +287,15 @@ def _checkpoint(path: Location) -> None:
     if table is not None and table.version() % _CHECKPOINT == 0:
         with storage_errors(f"{path}: the checkpoint cannot be written"):
             table.create_checkpoint()
+            if table.version() % _CLEANING == 0:
+                clean_log(table)
+
+
+def clean_log(table: DeltaTable) -> None:
+    """Deletes what the log has kept for longer than its retention and no checkpoint needs, as Delta's other writers do
+    at their checkpoints, unless the table forbids it. Raises OSError, DeltaError."""
+    if table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
+        table.cleanup_metadata()
 
 
 def committed_batch(path: Location, batch: int, run: str) -> CommittedBatch | None:

@@ -29,7 +29,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE
-from logferry.loaders.storage.commit import HOOKS
+from logferry.loaders.storage.commit import HOOKS, write_log
 from logferry.loaders.storage.files import file_system, storage_errors, written_rows
 from logferry.loaders.storage.ledger import HEAD, LEDGER_SCHEMA, last_batch, pinned_table, with_all_columns
 from logferry.loaders.storage.snapshots import newest_table
@@ -61,14 +61,7 @@ def merge_entries(path: Location, keep: int) -> int:
         adds = [add for part in parts for add in written_rows(path, part, changes_data=False)]
         removes = [RemoveAction(file["path"], False, now, file["size_bytes"], {}) for file in files]
         with suppress(CommitFailedError):
-            table.create_write_transaction(
-                [*adds, *removes],
-                "append",
-                table.schema(),
-                partition_by=[],
-                commit_properties=CommitProperties(max_commit_retries=0),
-                post_commithook_properties=HOOKS,
-            )
+            write_log(table, [*adds, *removes], CommitProperties(max_commit_retries=0))
             return len(files)
     return 0
 

@@ -32,7 +32,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 from logferry.loaders.errors import StorageUnavailable
 from logferry.loaders.location import Location
-from logferry.loaders.storage.commit import HOOKS, DataFiles, add_action
+from logferry.loaders.storage.commit import DataFiles, add_action, write_log
 from logferry.loaders.storage.files import create_file, delete_files, file_system, in_parallel, storage_errors
 from logferry.loaders.storage.ledger import check_features, pinned_table
 from logferry.loaders.storage.rewrite import TableFile, table_files
@@ -181,14 +181,7 @@ def commit_merge(path: Location, written: Sequence[MergedGroup], folder: str, be
                 max_commit_retries=0, custom_metadata={"userMetadata": json.dumps({"merge": folder})}
             )
             try:
-                table.create_write_transaction(
-                    [*(add for one in whole for add in one.adds), *removes],
-                    "append",
-                    table.schema(),
-                    partition_by=list(table.metadata().partition_columns),
-                    commit_properties=properties,
-                    post_commithook_properties=HOOKS,
-                )
+                write_log(table, [*(add for one in whole for add in one.adds), *removes], properties)
             except CommitFailedError:
                 continue
             except (DeltaError, OSError):
@@ -208,14 +201,7 @@ def fence(path: Location) -> None:
     properties = CommitProperties(app_transactions=[Transaction(_FENCE, int(time.time()))])
     table = pinned_table(path)
     with storage_errors(f"{path} cannot be written"):
-        table.create_write_transaction(
-            [],
-            "append",
-            table.schema(),
-            partition_by=list(table.metadata().partition_columns),
-            commit_properties=properties,
-            post_commithook_properties=HOOKS,
-        )
+        write_log(table, [], properties)
 
 
 # ---- in this process -------------------------------------------------------------------------------------

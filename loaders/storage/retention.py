@@ -26,7 +26,7 @@ from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import SegmentRules
-from logferry.loaders.storage.commit import FOLDER, is_data
+from logferry.loaders.storage.commit import FOLDER, clean_log, is_data
 from logferry.loaders.storage.files import (
     StoredFile,
     delete_files,
@@ -92,7 +92,7 @@ def compact_table(
     with storage_errors(f"{path} cannot be compacted"):
         # Of the newest state, so that the log before it is not needed to open the table.
         table.create_checkpoint()
-        table.cleanup_metadata()
+        clean_log(table)
         hours = int(retain.total_seconds() // 3600)
         old = table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
         stored = list_files(path)

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import Schema, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import DeltaError
 from logferry.loaders.errors import ForeignTable, Overtaken
 from logferry.loaders.location import Location
@@ -217,18 +217,24 @@ def complete_sources(paths: TablePaths, batch: int, run: str, counted: CountedSo
         add_sources(paths.sources, before, run, counted(paths, before), all_of_it=True)
 
 
-def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any, near: str) -> Iterator[Any]:
-    """The ``wanted`` rows of table and quarantine as of exactly this batch. Raises Overtaken, StorageUnavailable.
-
-    ``near``: SQL that holds for all of them: files are passed over by it before pyarrow knows of them, which costs
-    half a millisecond for each.
-    """
+def tables_after(paths: TablePaths, batch: int) -> Iterator[tuple[Location, DeltaTable]]:
+    """The table as of exactly this batch, and its quarantine, as far as they exist. Raises Overtaken."""
     for path in (paths.main, paths.quarantine):
         table = open_table(path)
         if table is None:
             continue
         if path == paths.main and last_batch(table) != batch:
             raise Overtaken(f"{path} holds batch {last_batch(table)} and not {batch}: another loader has continued")
+        yield path, table
+
+
+def stored_rows(paths: TablePaths, batch: int, columns: list[str], wanted: Any, near: str) -> Iterator[Any]:
+    """The ``wanted`` rows of table and quarantine as of exactly this batch. Raises Overtaken, StorageUnavailable.
+
+    ``near``: SQL that holds for all of them: files are passed over by it before pyarrow knows of them, which costs
+    half a millisecond for each.
+    """
+    for path, table in tables_after(paths, batch):
         with storage_errors(f"{path} cannot be read"):
             stored = dataset(path, table, near)
             if path == paths.quarantine:

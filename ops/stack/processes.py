@@ -252,11 +252,11 @@ class ServiceWorker:
         return UsageError(str(problem)) if self.child.exit_status == _EXIT_WRONG_USE else problem
 
 
-def get(url: str, path: str) -> tuple[int, bytes]:
+def get(url: str, path: str, method: str = "GET") -> tuple[int, bytes]:
     """Status and body of one request on a new connection; 0 and nothing if the worker does not answer."""
     try:
         with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=_ASK_TIMEOUT_S)) as link:
-            link.request("GET", path)
+            link.request(method, path)
             answer = link.getresponse()
             return answer.status, answer.read()
     except (OSError, http.client.HTTPException):

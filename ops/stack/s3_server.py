@@ -8,7 +8,6 @@ They have the bucket ``warehouse``. A PUT with ``If-None-Match: *`` is atomic, a
 from __future__ import annotations
 
 import argparse
-import http.client
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from typing import Any, Final, Self
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import s3_proxy_jars
 from logferry.ops.runtime.java import find_java
-from logferry.ops.stack.processes import Child, free_ports
+from logferry.ops.stack.processes import Child, free_ports, get
 
 BUCKET: Final = "warehouse"
 KEYS: Final = ("logferry", "logferry-secret")
@@ -79,18 +78,7 @@ class S3Server:
         self._child.stop(_STOP_S)
 
     def _is_ready(self) -> bool:
-        return self._asked("PUT", f"/{BUCKET}") == 200
-
-    def _asked(self, method: str, path: str) -> int | None:
-        """The status of an answer to this request, without a signature; None without an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        try:
-            connection.request(method, path)
-            return connection.getresponse().status
-        except OSError:
-            return None
-        finally:
-            connection.close()
+        return get(self.endpoint, f"/{BUCKET}", "PUT")[0] == 200
 
 
 class S3Proxy(S3Server):
@@ -118,7 +106,7 @@ class S3Proxy(S3Server):
         self._child.send(signal.SIGKILL)
 
     def _is_ready(self) -> bool:
-        return self._asked("GET", "/") == 403
+        return get(self.endpoint, "/")[0] == 403
 
 
 Wsgi = Callable[[dict[str, Any], Any], Iterable[bytes]]

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from logferry.gateway.api import diagnosis
-from logferry.gateway.api.diagnosis import AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
+from logferry.gateway.api.diagnosis import AllWorkers, Diagnosis, plural, silent_workers, warnings
 from logferry.loaders.terminal import escape
+from logferry.ops.status import service
 from logferry.ops.status.render import count, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
 
-_SHOWN: Final = 20
 # An error is written again every ten seconds while it lasts.
 _LASTING_ATTEMPTS: Final = 2
 
@@ -54,14 +53,6 @@ class DeliverUnitStatus(BaseModel):
         return f"{self.topic}-{self.partition}" + (f" shard {self.shard}" if self.shard else "")
 
 
-class DeliverLaneStatus(BaseModel):
-    lane: int
-    state: str
-    why: str
-    since_ms: int
-    error: str | None
-
-
 class DeliverStatus(BaseModel):
     """``subscriptions``: all names; of an older worker: none. ``unreadable``: names, with the reason."""
 
@@ -70,7 +61,7 @@ class DeliverStatus(BaseModel):
     url: str
     workers: list[str]
     lanes_total: int
-    lanes: list[DeliverLaneStatus]
+    lanes: list[service.ServiceLane]
     units: list[DeliverUnitStatus]
     subscriptions: list[str] = []
     unreadable: dict[str, str] = {}
@@ -94,7 +85,9 @@ class SubscriptionLag:
     @property
     def last_error(self) -> tuple[DeliverUnitStatus, DeliverError, float] | None:
         """The newest one that still holds, and its age in seconds."""
-        held = [(unit, unit.error, _s(now_ms - unit.error.at_ms)) for unit, now_ms in self.units if unit.error]
+        held = [
+            (unit, unit.error, service.seconds(now_ms - unit.error.at_ms)) for unit, now_ms in self.units if unit.error
+        ]
         return min(held, key=lambda one: one[2], default=None)
 
 
@@ -113,26 +106,20 @@ def subscriptions_of(delivery: Delivery) -> dict[str, SubscriptionLag]:
 
 def diagnose_delivery(delivery: Delivery) -> list[Diagnosis]:
     """All findings, the wrong ones first. Reads no clock."""
-    found = [*silent_workers(delivery.silent), *_lanes(delivery), *_unreadable(delivery), *_stops(delivery)]
+    found = [
+        *silent_workers(delivery.silent),
+        *service.lane_findings(delivery),
+        *_unreadable(delivery),
+        *service.stop_findings([*_stops(delivery)]),
+    ]
     found += [*_errors(delivery), *_idle(delivery)]
     found += warnings(text for worker in delivery.workers.values() for text in worker.warnings)
     return sorted(found, key=lambda finding: not finding.wrong)
 
 
-def _lanes(delivery: Delivery) -> Iterator[Diagnosis]:
-    held = diagnosis.lane_holders(delivery)
-    nobody = [n for n in range(max(w.lanes_total for w in delivery.workers.values())) if n not in held]
-    if nobody:
-        yield Diagnosis(True, f"{name_lanes(nobody)} served by nobody", "no worker that answers has it")
-    for number, (worker, lane) in sorted(held.items()):
-        if lane.state != "serving":
-            reason = lane.error or lane.why
-            yield Diagnosis(True, f"lane {number} is {lane.state}", reason, _s(worker.now_ms - lane.since_ms))
-
-
 def _unreadable(delivery: Delivery) -> Iterator[Diagnosis]:
     unreadable = {name: why for worker in delivery.workers.values() for name, why in worker.unreadable.items()}
-    for name, why in sorted(unreadable.items())[:_SHOWN]:
+    for name, why in sorted(unreadable.items())[: service.SHOWN]:
         yield Diagnosis(True, f"the subscription {name} cannot be read", f"{why}; make it again: PUT {_path(name)}")
 
 
@@ -143,12 +130,10 @@ def _stops(delivery: Delivery) -> Iterator[Diagnosis]:
         for unit, now_ms in one.units
         if unit.stop is not None
     ]
-    for name, unit, stop, now_ms in stopped[:_SHOWN]:
+    for name, unit, stop, now_ms in stopped:
         remedy = f"{stop.what_to_do} (POST {_path(name)}/resume or /replay at a gateway)"
         what = f"{name}: {unit.name} stopped: {stop.kind}"
-        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", _s(now_ms - stop.at_ms))
-    if len(stopped) > _SHOWN:
-        yield Diagnosis(True, f"{plural(len(stopped) - _SHOWN, 'more partition')} stopped", "--json lists all")
+        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", service.seconds(now_ms - stop.at_ms))
 
 
 def _errors(delivery: Delivery) -> Iterator[Diagnosis]:
@@ -167,27 +152,22 @@ def _idle(delivery: Delivery) -> Iterator[Diagnosis]:
     idle = [name for name, one in found.items() if not one.units]
     if idle and not delivery.silent:
         reason = "no topic that is here fits its topics, or its partitions are being opened"
-        yield Diagnosis(False, f"nothing is delivered to {', '.join(idle[:_SHOWN])}", reason)
+        yield Diagnosis(False, f"nothing is delivered to {', '.join(idle[: service.SHOWN])}", reason)
     paused = [name for name, one in found.items() if any(unit.is_paused for unit, _ in one.units)]
     if paused:
         reason = f"continue with POST {_path('NAME')}/resume at a gateway"
-        yield Diagnosis(False, f"paused: {', '.join(paused[:_SHOWN])}", reason)
+        yield Diagnosis(False, f"paused: {', '.join(paused[: service.SHOWN])}", reason)
 
 
 def _path(name: str) -> str:
     return f"/v1/subscriptions/{name}"
 
 
-def _s(span_ms: int) -> float:
-    return max(0, span_ms) / 1000
-
-
 # ---- output ------------------------------------------------------------------------------------------------------
 
 
 def print_delivery(delivery: Delivery, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
-    dcs = ", ".join(sorted({worker.dc for worker in delivery.workers.values()}))
-    print_findings(f"the delivery of {dcs}", findings, at_s, console)
+    print_findings("the delivery", delivery, findings, at_s, console)
     table = table_of("subscription", "partitions", "stopped", "lag", "last error")
     for name, one in subscriptions_of(delivery).items():
         stopped, lag, error = sum(unit.stop is not None for unit, _ in one.units), one.lag_records, one.last_error
@@ -199,10 +179,4 @@ def print_delivery(delivery: Delivery, findings: Sequence[Diagnosis], at_s: floa
             "" if error is None else escape(f"{span(error[2])} ago: {error[1].detail}"),
         )
     console.print(table)
-    workers = table_of("worker", "lanes")
-    for url, worker in sorted(delivery.workers.items()):
-        lanes = sum(lane.state == "serving" for lane in worker.lanes)
-        workers.add_row(escape(url), f"{lanes} of {worker.lanes_total} serve here")
-    for url in sorted(delivery.silent):
-        workers.add_row(escape(url), "", style="red")
-    console.print(workers)
+    service.print_workers(delivery, console)

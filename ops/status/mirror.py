@@ -9,15 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from logferry.gateway.api import diagnosis
-from logferry.gateway.api.diagnosis import SLOW_S, AllWorkers, Diagnosis, name_lanes, plural, silent_workers, warnings
+from logferry.gateway.api.diagnosis import SLOW_S, AllWorkers, Diagnosis, silent_workers, warnings
 from logferry.loaders.terminal import escape
+from logferry.ops.status import service
 from logferry.ops.status.render import clock, count, print_findings, span, table_of
 from pydantic import BaseModel
 from rich.console import Console
 from rich.filesize import decimal
 
-_SHOWN_STOPS: Final = 20
 # Stops that end by themselves when their cause is repaired.
 _RESUME_BY_THEMSELVES: Final = (
     *("write-rejected", "target-unavailable", "target-not-created", "source-deleted", "origin-unknown"),
@@ -45,14 +44,6 @@ class LinkStatus(BaseModel):
     lag_s: float | None
     bytes_per_s: float | None
     last_wait: MirrorWait | None
-
-
-class MirrorLaneStatus(BaseModel):
-    lane: int
-    state: str
-    why: str
-    since_ms: int
-    error: str | None
 
 
 class PartitionStop(BaseModel):
@@ -86,7 +77,7 @@ class MirrorStatus(BaseModel):
     url: str
     workers: list[str]
     lanes_total: int
-    lanes: list[MirrorLaneStatus]
+    lanes: list[service.ServiceLane]
     links: list[LinkStatus]
     partitions: list[PartitionStatus]
     unaltered: dict[str, str] = {}
@@ -128,26 +119,16 @@ def _together(parts: list[tuple[LinkStatus, int]]) -> tuple[LinkStatus, int]:
 
 def diagnose_mirror(mirror: Mirror) -> list[Diagnosis]:
     """All findings, the wrong ones first. Reads no clock."""
-    found = [*silent_workers(mirror.silent), *_lanes(mirror), *_waits(mirror), *_stops(mirror), *_settings(mirror)]
+    found = [*silent_workers(mirror.silent), *service.lane_findings(mirror), *_waits(mirror)]
+    found += [*service.stop_findings([*_stops(mirror)]), *_settings(mirror)]
     return sorted(found, key=lambda finding: not finding.wrong)
-
-
-def _lanes(mirror: Mirror) -> Iterator[Diagnosis]:
-    held = diagnosis.lane_holders(mirror)
-    nobody = [n for n in range(max(w.lanes_total for w in mirror.workers.values())) if n not in held]
-    if nobody:
-        yield Diagnosis(True, f"{name_lanes(nobody)} served by nobody", "no worker that answers has it")
-    for number, (worker, lane) in sorted(held.items()):
-        if lane.state != "serving":
-            reason = lane.error or lane.why
-            yield Diagnosis(True, f"lane {number} is {lane.state}", reason, _s(worker.now_ms - lane.since_ms))
 
 
 def _waits(mirror: Mirror) -> Iterator[Diagnosis]:
     for link, now_ms in links_of(mirror):
         wait = link.last_wait
         if wait is not None and wait.ended_ms is None:
-            for_s = _s(now_ms - wait.since_ms)
+            for_s = service.seconds(now_ms - wait.since_ms)
             if wait.is_fault or for_s >= SLOW_S:
                 yield Diagnosis(wait.is_fault, f"the link to {link.dc} waits", wait.reason, for_s)
 
@@ -155,35 +136,28 @@ def _waits(mirror: Mirror) -> Iterator[Diagnosis]:
 def _stops(mirror: Mirror) -> Iterator[Diagnosis]:
     stopped = [(worker, p, p.stop) for worker in mirror.workers.values() for p in worker.partitions if p.stop]
     stopped.sort(key=lambda found: (found[1].topic, found[1].partition))
-    for worker, partition, stop in stopped[:_SHOWN_STOPS]:
+    for worker, partition, stop in stopped:
         remedy = stop.what_to_do
         if stop.kind not in _RESUME_BY_THEMSELVES:
             remedy += f" (logferry mirror resume {partition.topic} {partition.partition} --url {worker.url} --from …)"
         what = f"{partition.topic}-{partition.partition} of {partition.dc} stopped: {stop.kind}"
-        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", _s(worker.now_ms - stop.since_ms))
-    if len(stopped) > _SHOWN_STOPS:
-        yield Diagnosis(True, f"{plural(len(stopped) - _SHOWN_STOPS, 'more partition')} stopped", "--json lists all")
+        yield Diagnosis(True, what, f"{stop.detail}; {remedy}", service.seconds(worker.now_ms - stop.since_ms))
 
 
 def _settings(mirror: Mirror) -> Iterator[Diagnosis]:
     unaltered = {topic: why for worker in mirror.workers.values() for topic, why in worker.unaltered.items()}
-    for topic, why in sorted(unaltered.items())[:_SHOWN_STOPS]:
+    for topic, why in sorted(unaltered.items())[: service.SHOWN]:
         what = f"the settings of {topic} here may differ from its original's"
         remedy = "grant DescribeConfigs and AlterConfigs on the topic, or change them by hand"
         yield Diagnosis(False, what, f"{why}; {remedy}")
     yield from warnings(text for worker in mirror.workers.values() for text in worker.warnings)
 
 
-def _s(span_ms: int) -> float:
-    return max(0, span_ms) / 1000
-
-
 # ---- output ------------------------------------------------------------------------------------------------------
 
 
 def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
-    dcs = ", ".join(sorted({worker.dc for worker in mirror.workers.values()}))
-    print_findings(f"the mirror of {dcs}", findings, at_s, console)
+    print_findings("the mirror", mirror, findings, at_s, console)
     links = table_of("link", "topics", "partitions", "stopped", "lag", "bytes", "age", "last wait")
     for link, now_ms in links_of(mirror):
         links.add_row(
@@ -197,20 +171,14 @@ def print_mirror(mirror: Mirror, findings: Sequence[Diagnosis], at_s: float, con
             escape(_waited(link.last_wait, now_ms)),
         )
     console.print(links)
-    workers = table_of("worker", "lanes")
-    for url, worker in sorted(mirror.workers.items()):
-        lanes = sum(lane.state == "serving" for lane in worker.lanes)
-        workers.add_row(escape(url), f"{lanes} of {worker.lanes_total} serve here")
-    for url in sorted(mirror.silent):
-        workers.add_row(escape(url), "", style="red")
-    console.print(workers)
+    service.print_workers(mirror, console)
 
 
 def _waited(wait: MirrorWait | None, now_ms: int) -> str:
     if wait is None:
         return "never"
-    ago_s = _s(now_ms - wait.since_ms)
+    ago_s = service.seconds(now_ms - wait.since_ms)
     if wait.ended_ms is None:
         return f"now, for {span(ago_s)}: {wait.reason}"
     at = clock(time.time() - ago_s)
-    return f"at {at}, for {span(_s(wait.ended_ms - wait.since_ms))}: {wait.reason}"
+    return f"at {at}, for {span(service.seconds(wait.ended_ms - wait.since_ms))}: {wait.reason}"

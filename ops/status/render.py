@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
-from logferry.gateway.api.diagnosis import Diagnosis, ServiceStatus, lane_holders
+from logferry.gateway.api.diagnosis import AllWorkers, Diagnosis, ServiceStatus, lane_holders
 from logferry.gateway.api.status_schemas import LaneStatus, Status
 from logferry.loaders.terminal import escape
 from rich import box
@@ -20,16 +20,19 @@ _STYLES: Final = {"serving": "green", "closed": "red", "closing": "yellow"}
 
 def print_status(service: ServiceStatus, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
     """``at_s``: Unix time of the query."""
-    dcs = ", ".join(sorted({worker.dc for worker in service.workers.values()}))
-    print_findings(dcs, findings, at_s, console)
+    print_findings("", service, findings, at_s, console)
     console.print(_workers(service))
     for line in _kafka(service):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(_lanes(service))
 
 
-def print_findings(whose: str, findings: Sequence[Diagnosis], at_s: float, console: Console) -> None:
-    """One line with the verdict, then the findings."""
+def print_findings(
+    what: str, service: AllWorkers[Any], findings: Sequence[Diagnosis], at_s: float, console: Console
+) -> None:
+    """One line with the verdict, then the findings. ``what``: before the name of the data centre."""
+    dcs = ", ".join(sorted({worker.dc for worker in service.workers.values()}))
+    whose = f"{what} of {dcs}" if what else dcs
     wrong = sum(finding.wrong for finding in findings)
     verdict = f"{whose}: {wrong} problem{'s' if wrong > 1 else ''} found" if wrong else f"{whose}: no problem found"
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

@@ -15,6 +15,11 @@ const samples = new Map();
 // Time of a mark → topic → {id, at: partition → offset}.
 const marks = new Map();
 
+// The topics that the token may see, each with its rate.
+export async function lookAtTopics(query, signal) {
+  return record((await get("v1/topics", query, signal)).topics);
+}
+
 export function record(topics) {
   const atMs = performance.now();
   for (const topic of topics) {
@@ -25,6 +30,7 @@ export function record(topics) {
     }
     samples.set(topic.topic, known);
   }
+  return topics.map((topic) => ({ ...topic, rate: rateOf(topic.topic) }));
 }
 
 function ends(topic) {

@@ -1,9 +1,9 @@
 // A table that sorts by each column and filters by text. Its state is in the address; rows are kept by their key, so a
 // refresh moves no focus. Only a part of the rows is drawn: the filter searches all of them.
 
-import { el, put, visible } from "./dom.js";
-import { count, plural } from "./format.js";
-import { remember } from "./route.js";
+import { el, link, put, visible } from "./dom.js";
+import { count, plural, rate } from "./format.js";
+import { remember, to } from "./route.js";
 
 const DRAWN = 200;
 
@@ -12,10 +12,26 @@ export function figure(id, label, form, value = (row) => row[id]) {
   return { id, label, value, show: (row) => form(value(row)), isNumber: true };
 }
 
+// A column of names, each of which leads to its page.
+export function named(id, label, page) {
+  return { id, label, show: (row) => link(to(page, [row[id]]), row[id]) };
+}
+
+// What each table of topics begins with.
+export function topicColumns() {
+  return [
+    named("topic", "Topic", "topics"),
+    { id: "dc", label: "Data centre" },
+    figure("rate", "Records now", rate),
+  ];
+}
+
 export class DataTable {
-  // columns: id, label, value(row) to sort and filter by, show(row) (a text or an element), isNumber.
+  // columns: id, label, value(row) to sort and filter by (else the row's field), show(row) (a text or an element),
+  // isNumber.
   // name: of its parameters in the address, where a page has several tables.
   constructor({ caption, columns, key, route, name = "", sort = "", empty = "Nothing to show." }) {
+    columns = columns.map((column) => ({ value: (row) => row[column.id], ...column }));
     Object.assign(this, { columns, key, route, empty });
     const shown = visible(caption);
     this.names = { sort: `${name}sort`, filter: `${name}filter` };

@@ -1,10 +1,10 @@
 // The consumers with their lag; and one consumer by partition, whose positions can be set after a preview.
 
 import { get, path, send } from "./api.js";
-import { el, labelled, link, note, put, select, visible } from "./dom.js";
+import { el, labelled, note, put, select, visible } from "./dom.js";
 import { bytes, count, plural, span } from "./format.js";
 import { to } from "./route.js";
-import { DataTable, figure } from "./table.js";
+import { DataTable, figure, named } from "./table.js";
 
 export const title = "Consumers";
 
@@ -37,13 +37,8 @@ function showAll({ root, route, signal, poll }) {
     sort: "-lag",
     empty: "No consumer has a position in a topic that this token may read.",
     columns: [
-      {
-        id: "consumer",
-        label: "Consumer",
-        value: (row) => row.consumer,
-        show: (row) => link(to("consumers", [row.consumer]), row.consumer),
-      },
-      { id: "state", label: "State", value: (row) => row.state },
+      named("consumer", "Consumer", "consumers"),
+      { id: "state", label: "State" },
       {
         id: "topics",
         label: "Topics",
@@ -77,7 +72,7 @@ function showConsumer({ root, route, signal, poll }, name) {
     sort: "-lag",
     empty: "It has no position in a topic that this token may read.",
     columns: [
-      { id: "topic", label: "Topic", value: (row) => row.topic },
+      { id: "topic", label: "Topic" },
       figure("partition", "Partition", String),
       {
         id: "offset",

@@ -50,9 +50,9 @@ function workersTable(route) {
     key: (row) => row.url,
     sort: "url",
     columns: [
-      { id: "url", label: "Worker", value: (row) => row.url },
-      { id: "state", label: "State", value: (row) => row.state },
-      { id: "version", label: "Version", value: (row) => row.version },
+      { id: "url", label: "Worker" },
+      { id: "state", label: "State" },
+      { id: "version", label: "Version" },
       figure("up", "Up for", span, (row) => row.up_s),
       figure("serving", "Lanes", count),
       usage("process_bytes", "In flight", bytes),
@@ -97,7 +97,7 @@ function lanesTable(route) {
       figure("sources", "Sources", count),
       figure("queued", "In flight", bytes, (row) => row.in_flight_bytes),
       figure("committed", "Last commit", ago, (row) => row.committed_ms),
-      { id: "why", label: "Why", value: (row) => row.why },
+      { id: "why", label: "Why" },
       {
         id: "error",
         label: "Last error",
@@ -140,7 +140,7 @@ function brokersTable(route) {
     sort: "broker",
     columns: [
       { id: "broker", label: "Broker", value: (row) => `${row.id} (${row.host}:${row.port})` },
-      { id: "worker", label: "Seen by", value: (row) => row.worker },
+      { id: "worker", label: "Seen by" },
       { id: "state", label: "State", value: (row) => row.error ?? "answers" },
     ],
   });

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { el, foreign, note, put, visible } from "./dom.js";
 import { bytes, clock, count, rate, secondsAgo, span } from "./format.js";
-import { answering } from "./mirror-findings.js";
+import { answering, away, shown } from "./findings.js";
 import { DataTable, figure } from "./table.js";
 
 export const title = "Mirror";
@@ -16,14 +16,14 @@ export function show({ root, route, caller, signal, poll, refused }) {
     return;
   }
   const remark = note();
-  const away = el("ul", { class: "findings" });
+  const missed = el("ul", { class: "findings" });
   const links = linksTable(route);
   const stops = el("ul", { class: "findings" });
   const stopped = el("h2", {}, "Stopped partitions");
   const partitions = partitionsTable(route);
   root.append(
     remark,
-    away,
+    missed,
     el("h2", {}, "Links"),
     links.element,
     stopped,
@@ -41,17 +41,7 @@ export function show({ root, route, caller, signal, poll, refused }) {
         ? `The mirror into ${caller.dc}: ${names.map(visible).join(", ")}.`
         : `No mirror runs in ${caller.dc}: the group ${group} has no member.`,
     );
-    put(
-      away,
-      silent.map(({ url, why }) =>
-        el(
-          "li",
-          { class: "wrong" },
-          el("strong", {}, "Problem: ", foreign(`${url} does not answer`)),
-          el("div", {}, foreign(why)),
-        ),
-      ),
-    );
+    put(missed, away(silent, "the mirror").map(shown));
     links.update(known.flatMap((worker) => worker.links.map((one) => ({ ...one, worker: worker.url }))));
     const all = known.flatMap((worker) => worker.partitions.map((one) => ({ ...one, worker: worker.url })));
     partitions.update(all);
@@ -94,8 +84,8 @@ function linksTable(route) {
     sort: "dc",
     empty: "There is no link.",
     columns: [
-      { id: "dc", label: "From", value: (row) => row.dc },
-      { id: "worker", label: "Worker", value: (row) => row.worker },
+      { id: "dc", label: "From" },
+      { id: "worker", label: "Worker" },
       figure("partitions", "Partitions", count),
       figure("stopped", "Stopped", count),
       figure("lag", "Lag in records", count, (row) => row.lag_records),
@@ -121,7 +111,7 @@ function partitionsTable(route) {
     sort: "-lag",
     empty: "Nothing is mirrored.",
     columns: [
-      { id: "topic", label: "Topic", value: (row) => row.topic },
+      { id: "topic", label: "Topic" },
       figure("partition", "Partition", String),
       {
         id: "state",

@@ -2,12 +2,11 @@
 
 import { get } from "./api.js";
 import { bars } from "./chart.js";
-import { el, foreign, link, note, put, visible } from "./dom.js";
-import { hourOf, isWhole, loadMark, rateOf, record, sumOf } from "./flow.js";
+import { el, note, put, visible } from "./dom.js";
+import { deliveryFindings, mirrorFindings, shown } from "./findings.js";
+import { hourOf, isWhole, loadMark, lookAtTopics, sumOf } from "./flow.js";
 import { clock, count, rate } from "./format.js";
-import { mirrorFindings } from "./mirror-findings.js";
-import { to } from "./route.js";
-import { DataTable, figure } from "./table.js";
+import { DataTable, figure, topicColumns } from "./table.js";
 
 export const title = "Overview";
 
@@ -25,45 +24,35 @@ export function show({ root, route, caller, signal, poll }) {
   root.append(wrong, el("h2", {}, "Flow"), cards, source, table.element);
 
   if (caller.everything) {
-    let mirrors = [];
+    const others = { mirror: mirrorFindings, deliver: deliveryFindings };
+    const found = {};
     poll(async () => {
       const service = await get("v1/workers", {}, signal);
-      showFindings(verdict, list, [...service.findings, ...mirrors], service.at_ms);
+      const own = service.findings.map((finding) => ({
+        ...finding,
+        since_ms: finding.for_s === null ? null : service.at_ms - finding.for_s * 1000,
+      }));
+      showFindings(verdict, list, [own, ...Object.values(found)].flat());
     }, EVERY_MS);
-    poll(async () => {
-      mirrors = mirrorFindings((await get("v1/mirror", {}, signal)).workers);
-    }, EVERY_MS);
+    for (const [name, findingsOf] of Object.entries(others)) {
+      poll(async () => {
+        found[name] = findingsOf((await get(`v1/${name}`, {}, signal)).workers);
+      }, EVERY_MS);
+    }
   } else {
     wrong.append(note('The state of the workers takes a token with admin = ["*"].'));
   }
   poll(async () => {
-    const { topics } = await get("v1/topics", {}, signal);
-    record(topics);
-    showFlow(topics, table, cards, source);
+    showFlow(await lookAtTopics({}, signal), table, cards, source);
   }, EVERY_MS);
   poll(() => (isWhole() ? null : loadMark(signal)), MARK_MS);
 }
 
-function showFindings(verdict, list, findings, atMs) {
+function showFindings(verdict, list, findings) {
   const wrong = findings.filter((finding) => finding.wrong).length;
   put(verdict, wrong ? `What is wrong now: ${count(wrong)}` : "Nothing is wrong now");
   verdict.className = wrong ? "bad" : "good";
-  const items = findings.map((finding) =>
-    el(
-      "li",
-      { class: finding.wrong ? "wrong" : "passing" },
-      el("strong", {}, finding.wrong ? "Problem: " : "Note: ", foreign(finding.what)),
-      finding.for_s === null
-        ? null
-        : el(
-            "span",
-            { class: "since" },
-            ` ${finding.wrong ? "since" : "at"} ${clock(atMs - finding.for_s * 1000)}`,
-          ),
-      el("div", {}, foreign(finding.reason)),
-    ),
-  );
-  put(list, items);
+  put(list, findings.map(shown));
 }
 
 function flowTable(route) {
@@ -74,14 +63,7 @@ function flowTable(route) {
     sort: "-rate",
     empty: "There is no topic that this token may see.",
     columns: [
-      {
-        id: "topic",
-        label: "Topic",
-        value: (row) => row.topic,
-        show: (row) => link(to("topics", [row.topic]), row.topic),
-      },
-      { id: "dc", label: "Data centre", value: (row) => row.dc },
-      figure("rate", "Records now", rate),
+      ...topicColumns(),
       figure("hour", "In the hour", count, (row) => row.sum),
       {
         id: "bars",
@@ -96,7 +78,7 @@ function flowTable(route) {
 function showFlow(topics, table, cards, source) {
   const rows = topics.map((topic) => {
     const hour = hourOf(topic.topic);
-    return { topic: topic.topic, dc: topic.dc, rate: rateOf(topic.topic), hour, sum: sumOf(hour) };
+    return { ...topic, hour, sum: sumOf(hour) };
   });
   table.update(rows);
   const from = hourOf("")[0].from;

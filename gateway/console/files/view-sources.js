@@ -4,7 +4,7 @@ import { get, path } from "./api.js";
 import { el, foreign, labelled, link, note, put, select, visible } from "./dom.js";
 import { ago, bytes, clock, count, secondsAgo, span } from "./format.js";
 import { remember, to } from "./route.js";
-import { DataTable, figure } from "./table.js";
+import { DataTable, figure, named } from "./table.js";
 
 export const title = "Sources";
 
@@ -35,12 +35,7 @@ function chooseTopic({ root, caller, signal, route, poll }) {
     sort: "name",
     empty: "There is no topic of this data centre that this token may see.",
     columns: [
-      {
-        id: "name",
-        label: "Topic",
-        value: (row) => row.name,
-        show: (row) => link(to("sources", [row.name]), row.name),
-      },
+      named("name", "Topic", "sources"),
       figure("partitions", "Partitions", count),
     ],
   });
@@ -161,11 +156,11 @@ function showSource({ root, route, caller, signal, poll }, topic, source) {
     key: (row) => row.dc,
     sort: "dc",
     columns: [
-      { id: "dc", label: "Data centre", value: (row) => row.dc },
+      { id: "dc", label: "Data centre" },
       figure("seqno", "Recorded there", count, (row) => row.recorded),
       figure("here", `Of that here in ${caller.dc}`, count),
       figure("partition", "Partition", count),
-      { id: "why", label: "Remark", value: (row) => row.why },
+      { id: "why", label: "Remark" },
     ],
   });
   const ways = el(

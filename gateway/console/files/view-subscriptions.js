@@ -1,10 +1,10 @@
 // The subscriptions of push delivery; and one of them by partition. It can be paused and resumed.
 
 import { get, path, send } from "./api.js";
-import { el, link, note, put, visible } from "./dom.js";
+import { el, note, put, visible } from "./dom.js";
 import { bytes, clock, count, span } from "./format.js";
 import { to } from "./route.js";
-import { DataTable, figure } from "./table.js";
+import { DataTable, figure, named } from "./table.js";
 
 export const title = "Subscriptions";
 
@@ -22,17 +22,12 @@ function showAll({ root, route, signal, poll }) {
     sort: "name",
     empty: "There is no subscription whose topics this token may administer.",
     columns: [
-      {
-        id: "name",
-        label: "Subscription",
-        value: (row) => row.name,
-        show: (row) => link(to("subscriptions", [row.name]), row.name),
-      },
+      named("name", "Subscription", "subscriptions"),
       { id: "state", label: "State", value: state },
       { id: "topics", label: "Topics", value: (row) => row.topics.join(" ") },
-      { id: "url", label: "Receiver", value: (row) => row.url },
-      { id: "format", label: "Format", value: (row) => row.format },
-      { id: "order", label: "Order", value: (row) => row.order },
+      { id: "url", label: "Receiver" },
+      { id: "format", label: "Format" },
+      { id: "order", label: "Order" },
       { id: "rejection", label: "On rejection", value: (row) => row.on_rejection },
     ],
   });
@@ -103,7 +98,7 @@ function partitionsTable(route, name) {
     sort: "-lag",
     empty: "Nothing is delivered yet.",
     columns: [
-      { id: "topic", label: "Topic", value: (row) => row.topic },
+      { id: "topic", label: "Topic" },
       figure("partition", "Partition", String),
       {
         id: "shard",

@@ -1,11 +1,11 @@
 // The topics, and one topic by partition.
 
 import { get, path } from "./api.js";
-import { el, link, note, put } from "./dom.js";
-import { rateOf, record } from "./flow.js";
+import { el, note, put } from "./dom.js";
+import { lookAtTopics, rateOf, record } from "./flow.js";
 import { bytes, count, plural, rate, retention } from "./format.js";
 import { to } from "./route.js";
-import { DataTable, figure } from "./table.js";
+import { DataTable, figure, topicColumns } from "./table.js";
 
 export const title = "Topics";
 
@@ -26,13 +26,7 @@ function showAll({ root, route, signal, poll }) {
     sort: "topic",
     empty: "There is no topic that this token may see.",
     columns: [
-      {
-        id: "topic",
-        label: "Topic",
-        value: (row) => row.topic,
-        show: (row) => link(to("topics", [row.topic]), row.topic),
-      },
-      { id: "dc", label: "Data centre", value: (row) => row.dc },
+      ...topicColumns(),
       figure("partitions", "Partitions", count),
       figure("leaderless", "Without leader", count),
       figure("records", "Records kept", count),
@@ -44,14 +38,11 @@ function showAll({ root, route, signal, poll }) {
         show: (row) => retention(row.retention),
         isNumber: true,
       },
-      figure("rate", "Records now", rate),
     ],
   });
   root.append(note(RATES), table.element);
   poll(async () => {
-    const { topics } = await get("v1/topics", { sizes: true }, signal);
-    record(topics);
-    table.update(topics.map(summary));
+    table.update((await lookAtTopics({ sizes: true }, signal)).map(summary));
   }, EVERY_MS);
 }
 
@@ -59,14 +50,11 @@ function summary(topic) {
   const led = topic.offsets.filter(({ next }) => next !== null);
   const sized = topic.offsets.filter((one) => one.size_bytes !== null);
   return {
-    topic: topic.topic,
-    dc: topic.dc,
-    partitions: topic.partitions,
+    ...topic,
     leaderless: topic.partitions - led.length,
     records: led.reduce((sum, { first, next }) => sum + next - first, 0),
     size: sized.length ? sized.reduce((sum, one) => sum + one.size_bytes, 0) : null,
     retention: topic.retention_ms,
-    rate: rateOf(topic.topic),
   };
 }
 
@@ -109,8 +97,7 @@ function showTopic({ root, route, caller, signal, poll }, name) {
   root.append(facts, ways, note(RATES), table.element);
   poll(async () => {
     const topic = await get(path`v1/topics/${name}`, { sizes: true }, signal);
-    record([topic]);
-    const whole = summary(topic);
+    const whole = summary(record([topic])[0]);
     put(
       facts,
       `${plural(whole.partitions, "partition")}, ${bytes(whole.size)}, retention ${retention(whole.retention)}, Kafka's id ${topic.id}`,

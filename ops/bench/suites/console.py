@@ -35,14 +35,13 @@ async def _measured(url: str) -> dict[str, float]:
         await asyncio.gather(*(_write(session, number) for number in range(_SOURCES)))
         offsets = "/v1/consumers/console/offsets"
         await _ask(session, "PUT", offsets, json={"topic": f"dc1.{_TOPIC}", "to": "earliest"})
-        hour_ago_ms = int(time.time() - 3600) * 1000
         last_page = (await _ask(session, "GET", f"/v1/topics/{_TOPIC}/sources"))["next"]
         paths = {
             "workers": "/v1/workers",
             "mirror": "/v1/mirror",
             "topics": "/v1/topics",
             "topics_sizes": "/v1/topics?sizes=true",
-            "topics_at": f"/v1/topics?at_ms={hour_ago_ms}",
+            "topics_at": "/v1/topics?at_ms={at_ms}",
             "sources_page": f"/v1/topics/{_TOPIC}/sources?after={last_page}",
             "sources_silent": f"/v1/topics/{_TOPIC}/sources?idle_for_ms=3600000",
             "source": f"/v1/topics/{_TOPIC}/sources/host7",
@@ -55,9 +54,9 @@ async def _measured(url: str) -> dict[str, float]:
 
 async def _p95_ms(session: aiohttp.ClientSession, path: str) -> float:
     took_ms = []
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
         began = time.perf_counter()
-        await _ask(session, "GET", path)
+        await _ask(session, "GET", path.replace("{at_ms}", str(int(time.time() - 3600 + number) * 1000)))
         took_ms.append(1000 * (time.perf_counter() - began))
     return round(statistics.quantiles(took_ms, n=20)[-1], 1)
 

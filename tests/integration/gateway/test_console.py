@@ -20,6 +20,8 @@ from playwright.async_api import Page, expect
 
 from tests.support import served_gateway
 from tests.support.browser import NARROW, WIDE, Opened, chromium, needs_chromium
+from tests.support.delivery import PushReceiver, Received, deliver, receiver, send, subscribe
+from tests.support.gateway import Gateway
 
 pytestmark = needs_chromium
 
@@ -133,7 +135,7 @@ async def test_figures_move_by_themselves(site: Site) -> None:
         await expect(opened.page.locator(".log li").last).to_contain_text("second")
         await opened.go("topics?filter=dc1.access")
         await site.write("moves", 79)
-        await expect(row(opened.page, "dc1.access").locator("td").last).to_contain_text("/s")
+        await expect(row(opened.page, "dc1.access").locator("td").nth(1)).to_contain_text("/s")
 
 
 async def test_a_killed_worker_is_named_and_the_page_returns_when_its_own_one_does(site: Site) -> None:
@@ -207,6 +209,64 @@ async def test_a_subscription_is_paused_and_resumed(site: Site) -> None:
         assert (await site.ask("GET", "/v1/subscriptions/orders"))["is_paused"] is True
         await opened.page.get_by_role("button", name="Resume").click()
         await expect(opened.page.locator("dd").filter(has_text="delivers")).to_be_visible()
+
+
+async def test_a_stop_of_push_delivery_is_on_the_overview_with_its_way_on(
+    kafka: KafkaCluster, workers: Gateway, topic_name: str, tmp_path: Path
+) -> None:
+    topic = await workers.make_topic(topic_name)
+    written = await send(workers, topic_name, "a", range(1, 3))
+
+    async def rejected(_: Received) -> int:
+        return 422
+
+    async with receiver(PushReceiver(behave=rejected)) as got:
+        with deliver(kafka, tmp_path, "shared"):
+            await subscribe(workers, topic_name, topic, got.url)
+            async with chromium(workers.urls[0]) as opened:
+                page = opened.page
+                stop = page.locator(".findings .wrong").filter(
+                    has_text=f"{topic_name} has stopped 1 partition: rejected"
+                )
+                await expect(stop).to_contain_text("since")
+                await expect(stop).to_contain_text(f"{topic}-0: offsets 0 to 2: status 422")
+                await expect(stop).to_contain_text("correct the receiver, then resume")
+                got.behave = None
+                await stop.get_by_role("link", name="Its page").click()
+                await expect(page.get_by_role("heading", level=1)).to_have_text(f"Subscriptions / {topic_name}")
+                await page.get_by_role("button", name="Resume").click()
+                await got.until(lambda: len(got.rows) == len(written), "both chunks")
+                await opened.go("overview")
+                await expect(page.locator("#updated")).to_contain_text("Updated")
+                await expect(stop).to_have_count(0)
+                assert (await workers.ask("GET", f"/v1/subscriptions/{topic_name}")).document["is_paused"] is False
+
+
+async def test_when_nobody_looks_the_gateway_serves_nothing(site: Site) -> None:
+    """After the last page is closed: no connection of it, and no request, also not by the worker itself."""
+
+    async def state() -> tuple[float, dict[str, float]]:
+        """Open connections besides this one, and the requests by route and status, without those of this test."""
+        async with aiohttp.ClientSession() as session, session.get(site.urls[0] + "/metrics") as answer:
+            text = await answer.text()
+        (connections,) = re.findall(r"^logferry_connections (\S+)$", text, re.M)
+        asked = re.findall(r'^logferry_requests_total\{(route="(?!metrics|status")\w+",.*)\} (\S+)$', text, re.M)
+        return float(connections) - 1, {labels: float(number) for labels, number in asked}
+
+    async with chromium(site.urls[0]) as opened:
+        await expect(opened.page.locator("#updated")).to_contain_text("Updated")
+        looked = await state()
+        assert looked[0] > 0
+    async with asyncio.timeout(60):
+        while (closed := await state())[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert closed[1]['route="workers",status="200"'] >= looked[1]['route="workers",status="200"'] > 0
+    # Longer than the pause between two looks of the overview, by what the gateway does itself: it reads its group.
+    seen_ms = (await site.ask("GET", "/v1/status"))["group"]["seen_ms"]
+    async with asyncio.timeout(60):
+        while (await site.ask("GET", "/v1/status"))["group"]["seen_ms"] < seen_ms + 6000:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert await state() == closed
 
 
 async def test_hostile_ids_attributes_and_data_are_text(site: Site) -> None:

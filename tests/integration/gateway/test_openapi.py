@@ -79,7 +79,7 @@ async def test_the_document_is_made_before_anything_is_served(monkeypatch: pytes
 
 def test_every_route_was_thought_about_who_may_call_it() -> None:
     silent = {route.name for route in every_route().declared if route.right is Right.EVERYTHING}
-    assert silent == {"status", "workers", "mirror"}
+    assert silent == {"status", "workers", "mirror", "deliver"}
     assert {route.name for route in every_route().declared if route.right is Right.OPEN} == {
         "healthz",
         "readyz",
@@ -175,6 +175,7 @@ async def test_answers_fit_the_document(gateway: Gateway) -> None:
         ("status", "GET", "/v1/status", {}),
         ("workers", "GET", "/v1/workers", {}),
         ("mirror", "GET", "/v1/mirror", {}),
+        ("deliver", "GET", "/v1/deliver", {}),
         ("caller", "GET", "/v1/caller", {}),
         ("openapi", "GET", "/v1/openapi.json", {}),
     ):

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.cli import main
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.delivery import Deliver, PushReceiver, Received, deliver, is_signed, receiver, send, subscribe
-from tests.support.gateway import Gateway
+from tests.support.gateway import Gateway, source_path, write
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,32 @@ async def test_signatures_tokens_and_two_keys(workers: Gateway, pushing: Deliver
         assert is_signed(first, b"older")
         assert not is_signed(first, b"third")
         assert first.headers["Authorization"] == "Bearer let-me-in"
+
+
+async def test_the_trace_of_a_write_reaches_readers_and_receivers_and_makes_no_chunk_another_one(
+    workers: Gateway, pushing: Deliver, topic_name: str
+) -> None:
+    """The chunk is sent again in other traces, through both workers; what is not valid is as if it were not there."""
+    topic = await workers.make_topic(topic_name)
+    traces = [f"00-{number:032x}-00f067aa0ba902b7-01" for number in (1, 2)]
+    x, y = (letter * 1024 + b"\n" for letter in (b"x", b"y"))  # each a batch of its own
+    answers = [
+        await write(workers, topic_name, "a", "seqno=5&prev=0", x, headers={"Traceparent": trace}, worker=worker)
+        for trace in (*traces, "00-nonsense")
+        for worker in range(2)
+    ]
+    assert [answer.document["written"] for answer in answers] == [1, 0, 0, 0, 0, 0]
+    assert [answer.document["duplicates"] for answer in answers] == [0, 1, 1, 1, 1, 1]
+    packed = b"".join(pack_chunk(Chunk(seqno, None, None, {}, y)) for seqno in (6, 7))
+    sent = {"Content-Type": MSGPACK, "traceparent": "ff" + traces[1][2:]}
+    await workers.ask("POST", source_path(topic_name, "a", "/chunks"), data=packed, headers=sent)
+    async with receiver() as got:
+        await subscribe(workers, topic_name, topic, got.url, max_bytes=1024)
+        await got.until(lambda: len(got.rows) == 3, "all chunks")
+    found = {row["data"][0]: row["attributes"] for row in got.rows}
+    assert found == {"x": {"traceparent": traces[0]}, "y": {}}
+    headers = {one.rows[0]["data"][0]: one.headers.get("traceparent") for one in got.seen}
+    assert headers == {"x": traces[0], "y": None}
 
 
 async def test_a_receiver_that_fails_lies_hangs_up_and_redirects(

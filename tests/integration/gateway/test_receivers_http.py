@@ -99,6 +99,19 @@ async def stored(at: Gateway, topic: str) -> list[tuple[str, bytes]]:
 # ---- lines ------------------------------------------------------------------------------------------------------
 
 
+async def test_the_same_lines_in_another_trace_are_a_duplicate(receivers: Gateway) -> None:
+    topic = await make_topic(receivers)
+    traces = [f"00-{number:032x}-00f067aa0ba902b7-01" for number in (1, 2)]
+    written = []
+    for worker, trace in enumerate(traces):
+        path = f"/v1/topics/{topic}/lines?source=web"
+        answer = await post(receivers, path, b"a\n", worker, Idempotency_Key="k", traceparent=trace)
+        written.append(answer.document["written"])
+    assert written == [1, 0]
+    (record,) = await committed_records(receivers.kafka.bootstrap, f"dc1.{topic}")
+    assert chunk_of_record(record.value or b"", record.headers).attributes == {"traceparent": traces[0]}
+
+
 async def test_lines_by_any_worker(receivers: Gateway) -> None:
     """The key is known to the owner of the lane, whichever worker is asked; the source is the token's."""
     topic = await make_topic(receivers)

@@ -70,6 +70,7 @@ async def test_each_may_do_what_was_granted_and_nothing_else(gateway: Gateway) -
         ({"method": "GET", "path": "/v1/status"}, {"admin"}),
         ({"method": "GET", "path": "/v1/workers"}, {"admin"}),
         ({"method": "GET", "path": "/v1/mirror"}, {"admin"}),
+        ({"method": "GET", "path": "/v1/deliver"}, {"admin"}),
         ({"method": "GET", "path": "/v1/caller"}, set(NAMES)),
         ({"method": "GET", "path": "/v1/topics/nginx"}, {"writer", "own", "reader", "admin"}),
         ({"method": "GET", "path": "/v1/topics/dc1.nginx"}, {"writer", "own", "reader", "admin"}),

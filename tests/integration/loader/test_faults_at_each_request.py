@@ -20,7 +20,7 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import boto3  # type: ignore[import-untyped]
+import boto3
 import pyarrow as pa
 import pytest
 from logferry.loaders.batches.drop_rows import drop_rows

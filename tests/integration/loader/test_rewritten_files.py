@@ -44,11 +44,9 @@ def rows(path: Location) -> pa.Table:
     return existing_table(path).to_pyarrow_table().sort_by("offset")
 
 
-def replace(
-    session: Session, path: Location, batch: int, ranges: list[Range], parted: list[str], dc: str = "dc1"
-) -> None:
+def replace(session: Session, path: Location, batch: int, ranges: list[Range], dc: str = "dc1") -> None:
     rewriter = Rewriter(session, path, batch, of_ranges(ranges, dc))
-    commit_files(DataFiles(path), path, batch, "run", parted, changes=rewriter.actions)
+    commit_files(DataFiles(path), path, batch, "run", changes=rewriter.actions)
 
 
 # ---- rows out of files -----------------------------------------------------------------------------------
@@ -61,13 +59,13 @@ def test_rows_go_and_the_others_stay_as_they_are(session: Session, tmp_path: Pat
         logs.load(NOON, None, NOON)
     path = logs.paths.main
     whole, untouched = rows(path), set(existing_table(path).file_uris())
-    replace(session, path, 3, [Range(T, 0, "id", 1, 2), Range(T, 0, "id", 3, 6)], parted)
+    replace(session, path, 3, [Range(T, 0, "id", 1, 2), Range(T, 0, "id", 3, 6)])
     assert rows(path).equals(whole.take([0, 2, 6, 7, 8]))
     assert len(untouched & set(existing_table(path).file_uris())) == 1
     # Those that were loaded in another data centre have other offsets, as do other topics and partitions.
     for dc, topic, partition in (("dc2", T, 0), ("dc1", T, 1), ("dc1", "dc1.other", 0)):
         batch = last_batch(open_table(path)) + 1
-        replace(session, path, batch, [Range(topic, partition, "id", 0, 9)], parted, dc)
+        replace(session, path, batch, [Range(topic, partition, "id", 0, 9)], dc)
         assert logs.offsets == [0, 2, 6, 7, 8]
     assert not [file for file in list_files(path) if file.name.startswith("_view")]
 
@@ -90,7 +88,7 @@ def test_a_removal_repeats_after_a_commit_in_between(session: Session, tmp_path:
         return actions
 
     monkeypatch.setattr(Rewriter, "actions", merged_after_the_look)
-    replace(session, path, 3, [Range(T, 0, "id", 0, 3)], [])
+    replace(session, path, 3, [Range(T, 0, "id", 0, 3)])
     assert len(times) == 3
     assert existing_table(path).version() == times[-1] + 1, "what goes and what comes are one commit"
     assert logs.offsets == [3, 4, 5]
@@ -104,7 +102,7 @@ def test_rows_that_a_listing_hides_are_missed(session: Session, tmp_path: Path, 
     logs.load(NOON, NOON)
     monkeypatch.setattr("logferry.loaders.batches.rewrite_rows.new_files", lambda path, *_: DataFiles(path))
     with pytest.raises(StorageUnavailable, match="1 rows were written, but its files hold 0"):
-        replace(session, logs.paths.main, 1, [Range(T, 0, "id", 0, 1)], [])
+        replace(session, logs.paths.main, 1, [Range(T, 0, "id", 0, 1)])
     assert logs.offsets == [0, 1]
 
 

@@ -121,6 +121,27 @@ def test_headers_name_the_batch_and_are_signed_with_each_key() -> None:
     assert "X-Logferry-Signature" not in two
 
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("traces", "sent"),
+    [
+        ([], None),
+        ([TRACE, TRACE], TRACE),
+        ([TRACE, ""], TRACE),  # of some of the chunks
+        ([TRACE, TRACE.replace("7-01", "8-01")], None),
+        # An attribute holds what its writer likes, a header does not.
+        (["x\r\nX-Owned: 1"], None),
+        ([TRACE + "\n"], None),
+    ],
+)
+def test_a_batch_of_one_trace_names_it(traces: list[str], sent: str | None) -> None:
+    rows = [row(7), *(row(8, traceparent=trace) if trace else row(8) for trace in traces)]
+    found = headers(KEY, DeliveryBatch(5, 12, rows, b""), shape(), epoch=1, replay=0, secrets=[], now_s=0)
+    assert found.get("traceparent") == sent
+
+
 def test_compression_gives_the_same_bytes_each_time() -> None:
     packed = shape(compression="gzip")
     assert packed.compressed(b"x" * 100) == packed.compressed(b"x" * 100)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logferry.gateway.contract.chunk import Chunk, pack_chunk
-from logferry.gateway.contract.names import MAX_SEQNO, Malformed
+from logferry.gateway.contract.names import MAX_ATTRIBUTES, MAX_SEQNO, Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import (
     ChunkLimits,
@@ -26,8 +26,11 @@ from logferry.gateway.http.request import (
     iter_chunks,
     number,
     percent_decoded,
+    trace_of,
+    traced,
     validated,
 )
+from multidict import CIMultiDict
 from pydantic import BaseModel, ConfigDict
 
 LIMIT = 1000
@@ -83,6 +86,45 @@ def test_an_attribute_that_is_given_twice_is_refused() -> None:
 def test_an_attribute_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(Malformed, match="X-Attr-a"):
         header_attributes([("X-Attr-a", "%ff")])
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([TRACE], TRACE),
+        # A later version has the fields of this one first.
+        (["cc" + TRACE[2:]], TRACE),
+        (["cc" + TRACE[2:] + "-what-comes"], TRACE),
+        # Not valid, so ignored.
+        ([], None),
+        ([""], None),
+        ([TRACE + "-more"], None),
+        (["cc" + TRACE[2:] + ".more"], None),
+        (["ff" + TRACE[2:]], None),
+        ([TRACE.upper()], None),
+        ([TRACE[:-1]], None),
+        ([f"00-{'0' * 32}-00f067aa0ba902b7-01"], None),
+        ([f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01"], None),
+        ([TRACE + "\n"], None),
+        ([TRACE, TRACE], None),
+    ],
+)
+def test_a_trace_context_is_taken_or_ignored(given: list[str], found: str | None) -> None:
+    """The rules of W3C Trace Context, section 3.2."""
+    assert trace_of(CIMultiDict([("Traceparent", text) for text in given])) == found
+
+
+def test_a_chunk_has_one_trace_and_no_attribute_too_many() -> None:
+    plain = Chunk(1, None, None, {"a": "b"}, b"x")
+    assert traced(plain, None) is plain
+    assert traced(plain, TRACE) == plain._replace(attributes={"a": "b", "traceparent": TRACE})
+    own = plain._replace(attributes={"traceparent": "its own"})
+    assert traced(own, TRACE) is own
+    full = plain._replace(attributes={f"a{n}": "" for n in range(MAX_ATTRIBUTES)})
+    assert traced(full, TRACE) is full
 
 
 # ---- encodings of the body ---------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ async def test_a_topic_has_the_id_that_all_its_leaders_know(known: tuple[bytes, 
     kafka: Any = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
     kafka._leaders |= {("dc1.t", 0): 1, ("dc1.t", 1): 2}
 
-    async def send(node: int, request: object) -> bytes:
+    async def send(node: int, request: object, **_: object) -> bytes:
         letter = known[node - 1]
         topic: Any = (0 if letter else 3, "dc1.t", letter * 16 or bytes(16), False, [], 0, {})
         return bytes(_METADATA.encode((0, [], "here", 1, [topic], {})))
@@ -114,7 +114,7 @@ async def test_each_leader_is_asked_once_for_the_id_of_a_topic_of_many_partition
     kafka._leaders |= {tp: tp[1] % 2 for tp in partitions}
     asked = []
 
-    async def send(node: int, request: object) -> bytes:
+    async def send(node: int, request: object, **_: object) -> bytes:
         asked.append(node)
         return bytes(_METADATA.encode((0, [], "here", 1, [(0, "dc1.t", b"i" * 16, False, [], 0, {})], {})))
 
@@ -148,7 +148,7 @@ async def test_the_leader_of_a_topic_that_is_gone_is_not_asked_for_its_offset_fo
     async def describe(_: list[str]) -> ClusterMetadata:
         return ClusterMetadata("here", {}, {}, {"dc1.t": errors.UnknownTopicOrPartitionError.errno})
 
-    async def send(*_: object) -> None:
+    async def send(*_: object, **__: object) -> None:
         raise errors.KafkaConnectionError("the broker is down")
 
     kafka.describe, kafka._client.send = describe, send
@@ -168,7 +168,7 @@ async def test_another_programs_member_hides_no_worker_of_the_group() -> None:
     async def lookup(*_: object) -> int:
         return 1
 
-    async def send(*_: object) -> Any:
+    async def send(*_: object, **__: object) -> Any:
         return SimpleNamespace(groups=[(0, "g", "Stable", "consumer", "ours", members)])
 
     kafka._client.coordinator_lookup, kafka._client.send = lookup, send
@@ -176,3 +176,28 @@ async def test_another_programs_member_hides_no_worker_of_the_group() -> None:
         assert await kafka.group_assignment("g", "state") == {"a": [1, 2], "b": [], "c": []}
     finally:
         await kafka.close()
+
+
+async def test_offsets_of_many_partitions_are_asked_for_side_by_side_and_nothing_waits_behind_them() -> None:
+    """Kafka answers the requests of a connection in order, and an offset at a time takes it long."""
+    kafka = KafkaClient({"bootstrap_servers": "127.0.0.1:1"}, "test")
+    partitions = [("dc1.t", number) for number in range(450)]
+    kafka._leaders = dict.fromkeys(partitions, 1)
+    groups, together = list[object](), asyncio.Event()
+
+    async def send(node: int, request: Any, group: object = None) -> Any:
+        groups.append(group)
+        if len(groups) == 3:
+            together.set()
+        await together.wait()
+        return SimpleNamespace(topics=[("dc1.t", [(number, 0, -1, 7) for number, _ in request._topics[0][1]])])
+
+    kafka._client.send = send
+    try:
+        async with asyncio.timeout(10):
+            found = await kafka.offsets(partitions, 1_700_000_000_000)
+    finally:
+        await kafka.close()
+    assert found == dict.fromkeys(partitions, 7)
+    assert len(set(groups)) == 3
+    assert None not in groups

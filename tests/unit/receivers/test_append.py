@@ -68,3 +68,11 @@ def test_the_digest_tells_contents_apart() -> None:
     assert one == digest((b"ab", {}), (b"c", {}))
     others = [digest((b"a", {}), (b"bc", {})), digest((b"abc", {})), digest((b"ab", {"x": "y"}), (b"c", {}))]
     assert len({one, *others}) == 4
+
+
+def test_the_same_request_in_another_trace_has_the_same_digest() -> None:
+    found = {
+        digest_of([Chunk(0, None, None, {"x": "y", **trace}, b"ab")])
+        for trace in ({}, {"traceparent": "one"}, {"traceparent": "another"})
+    }
+    assert len(found) == 1

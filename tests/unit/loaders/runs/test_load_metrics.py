@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+import shutil
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from logferry.loaders.batches.execute import BatchDone
-from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError
+from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError, StorageUnavailable
 from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import PartitionOffsets, Range, StoppedTopic, TopicOffsets, changed
 from logferry.loaders.runs.metrics import LoadMetrics, observed, stop_kind
 from logferry.loaders.runs.table_run import Backlog, LoadEvent, RunEnded
 from logferry.loaders.runs.table_runner import Reporter
 from logferry.loaders.storage.commit import LOST_RACES
-from logferry.ops.stack.processes import free_ports
+from logferry.ops.stack.processes import Child, free_ports, get, stop_all
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -177,6 +180,67 @@ def test_a_run_that_cannot_start_keeps_the_numbers_of_the_one_before(tmp_path: P
     assert found["exit_status",] == 3
     for key in [("rows_total",), ("complete_timestamp_seconds", A.topic)]:
         assert found[key] == first[key]
+
+
+PUSHGATEWAY = shutil.which("prometheus-pushgateway") or shutil.which("pushgateway")
+
+
+@pytest.fixture
+def pushgateway(tmp_path: Path) -> Iterator[str]:
+    (port,) = free_ports(1)
+    command = [str(PUSHGATEWAY), f"--web.listen-address=127.0.0.1:{port}", f"--persistence.file={tmp_path}/stored"]
+    url, child = f"http://127.0.0.1:{port}", Child("pushgateway", command, tmp_path / "pushgateway.log")
+    child.start()
+    try:
+        deadline = time.monotonic() + 30
+        while get(url, "/-/ready")[0] != 200:
+            assert time.monotonic() < deadline, child.log_tail()
+            time.sleep(0.02)
+        yield url
+    finally:
+        stop_all([child], 10)
+
+
+@pytest.mark.skipif(PUSHGATEWAY is None, reason="prometheus-pushgateway (Debian's package) is not installed")
+def test_pushes_of_several_runs_are_one_series_and_groups_are_apart(pushgateway: str):
+    for group, status in (("", 0), ("", 3), ("/metrics/job/other/instance/dc%2D2", 0)):
+        with observed(None, None, pushgateway + group) as metrics:
+            assert metrics is not None
+            error = KafkaUnavailable("away") if status else None
+            done: list[LoadEvent] = [] if status else [Backlog(10, (A,)), batch(0, A)]
+            Runs(metrics).load(*done, error=error)
+            metrics.exit_status = status
+    found: dict[tuple[str, str], Series] = {}
+    for metric in text_string_to_metric_families(get(pushgateway, "/metrics")[1].decode()):
+        for sample in metric.samples:
+            if sample.name.startswith("logferry_load_"):
+                of = found.setdefault((sample.labels["job"], sample.labels["instance"]), {})
+                labels = {name: sample.labels[name] for name in ("topic", "kind") if name in sample.labels}
+                of[sample.name.removeprefix("logferry_load_"), *labels.values()] = sample.value
+    first, other = found["logferry-load", ""], found["other", "dc-2"]
+    assert (first["rows_total",], first["exit_status",], first["errors_total", "kafka_unavailable"]) == (90, 3, 1)
+    assert first["end_timestamp_seconds",] >= first["complete_timestamp_seconds", A.topic]
+    assert (other["rows_total",], other["exit_status",]) == (90, 0)
+
+
+def test_a_pushgateway_that_does_not_answer_is_named_and_the_file_is_written_before(tmp_path: Path):
+    file, url = tmp_path / "load.prom", f"http://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(StorageUnavailable, match=f"pushed to {url}"), observed(None, file, url) as metrics:
+        Runs(cast(LoadMetrics, metrics)).load(Backlog(10, (A,)), batch(0, A))
+    assert series(file.read_text())["rows_total",] == 90
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("pushgateway:9091", "ftp://pushgateway", "http://", "http://user:secret@pushgateway", "http://p?job=a"),
+        *("http://p/job/a", "http://p/metrics/job", "http://p/metrics/instance/a", "http://p/metrics/job/a/instance"),
+    ],
+)
+def test_a_pushgateway_that_cannot_be_one(url: str):
+    with pytest.raises(LoaderConfigError, match="metrics_push") as refused, observed(None, None, url):
+        pass
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["load.txt", "missing/load.prom"])

@@ -94,7 +94,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     DeltaTable.create(str(path), schema(NARROW), name="logferry rows", partition_by=request.param, configuration=stats)
     append(path, NARROW, [row(number) for number in range(4)], 0)
     older = written(path, {"n": pa.array([7], pa.int32()), "text": ["older"]})
-    commit_files(older, Location.of(path), 1, "run", request.param)
+    commit_files(older, Location.of(path), 1, "run")
     return path
 
 
@@ -200,10 +200,10 @@ def test_a_store_that_refuses_each_commit_ends_it(table: Path, monkeypatch: pyte
 
 def test_files_written_for_narrow_types_are_not_committed_to_wider_ones(table: Path):
     """Another loader widened the table while the batch was written: its files would not have the table's types."""
-    place, partition_by = Location.of(table), DeltaTable(str(table)).metadata().partition_columns
+    place = Location.of(table)
     late = written(table, {"n": pa.array([1], pa.int32()), "text": ["late"]})
     late = late._replace(types=column_types(schema({"n": "int", "text": "string"}).to_json()))
     widen_columns(place, schema(WIDE))
     with pytest.raises(Overtaken, match="changed the type of n"):
-        commit_files(late, place, 2, "run", partition_by)
+        commit_files(late, place, 2, "run")
     assert last_batch(DeltaTable(str(table))) == 1
