@@ -33,7 +33,7 @@ from logferry.ops.keeper.admin_requests import (
     ReassignmentsRequest,
     ReassignRequest,
 )
-from logferry.ops.keeper.cluster_view import (
+from logferry.ops.keeper.planning.cluster_view import (
     BrokerState,
     ClusterView,
     DirId,
@@ -41,7 +41,7 @@ from logferry.ops.keeper.cluster_view import (
     PartitionState,
     ReplicaState,
 )
-from logferry.ops.keeper.move_plan import Move
+from logferry.ops.keeper.planning.move_plan import Move
 
 _TOPIC, _BROKER = 2, 4
 _SETTINGS_S: Final = 60.0

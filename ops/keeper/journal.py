@@ -71,13 +71,11 @@ class Journal:
             with suppress(errors.TopicAlreadyExistsError):
                 await self._kafka.create_topic(self.topic, 1, replicas, settings)
         async with asyncio.timeout(_OPENS_S):
-            while await self._leader() < 0:
+            while True:
+                found = (await self._kafka.describe([self.topic])).topics.get(self.topic)
+                if found is not None and found.partitions[0].leader >= 0:
+                    return
                 await asyncio.sleep(_PAUSE_S)
-
-    async def _leader(self) -> int:
-        with suppress(errors.UnknownTopicOrPartitionError):
-            return await self._kafka.present_leader(self.topic, 0)
-        return -1
 
     async def open(self) -> list[dict[str, Any]]:
         """Fences every other keeper, and returns all records. Raises KafkaError or TimeoutError."""

@@ -20,11 +20,13 @@ from typing import Any, Final
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.ops.keeper import keeper_state
 from logferry.ops.keeper.cluster import Cluster
-from logferry.ops.keeper.cluster_view import ClusterView, DirId
 from logferry.ops.keeper.config import KeeperConfig
-from logferry.ops.keeper.deletion_plan import (
+from logferry.ops.keeper.election import Election
+from logferry.ops.keeper.journal import TAKE_OVER_S, Journal, Superseded
+from logferry.ops.keeper.planning import keeper_state
+from logferry.ops.keeper.planning.cluster_view import ClusterView, DirId
+from logferry.ops.keeper.planning.deletion_plan import (
     AGES_S,
     Candidate,
     DeletedRange,
@@ -33,12 +35,10 @@ from logferry.ops.keeper.deletion_plan import (
     needs_deletion,
     plan_deletion,
 )
-from logferry.ops.keeper.election import Election
-from logferry.ops.keeper.journal import TAKE_OVER_S, Journal, Superseded
-from logferry.ops.keeper.keeper_state import KeeperState
-from logferry.ops.keeper.move_plan import Move, MoveLimits, MovePlan, elections, plan_moves, startable
+from logferry.ops.keeper.planning.keeper_state import KeeperState
+from logferry.ops.keeper.planning.move_plan import Move, MoveLimits, MovePlan, elections, plan_moves, startable
+from logferry.ops.keeper.planning.watchdog import Finding, Growth, KnownFindings, Thresholds, watch
 from logferry.ops.keeper.readers import Readers
-from logferry.ops.keeper.watchdog import Finding, Growth, KnownFindings, Thresholds, watch
 
 _TROUBLE: Final = (errors.KafkaError, OSError, TimeoutError)
 _FRESH_S: Final = 30.0

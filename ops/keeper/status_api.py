@@ -13,11 +13,11 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
-from logferry.ops.keeper import keeper_state
 from logferry.ops.keeper.journal import Superseded
 from logferry.ops.keeper.keeper import Keeper
-from logferry.ops.keeper.move_plan import startable
-from logferry.ops.keeper.watchdog import KINDS
+from logferry.ops.keeper.planning import keeper_state
+from logferry.ops.keeper.planning.move_plan import startable
+from logferry.ops.keeper.planning.watchdog import KINDS
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from logferry.gateway.contract.names import TopicPartition
-from logferry.ops.keeper.cluster_view import ClusterView, DirId
-from logferry.ops.keeper.move_plan import Move
+from logferry.ops.keeper.planning.cluster_view import ClusterView, DirId
+from logferry.ops.keeper.planning.move_plan import Move
 
 # Kinds of records. A keeper begins and ends its time; an act is written before it is carried out, its end after it.
 BEGAN: Final = "began"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logferry.gateway.contract.names import TopicPartition
-from logferry.ops.keeper.cluster_view import ClusterView, DirId
+from logferry.ops.keeper.planning.cluster_view import ClusterView, DirId
 
 # Ages at which the offsets of a partition are asked for, in seconds: the oldest records go first, to such a limit.
 AGES_S: Final = (

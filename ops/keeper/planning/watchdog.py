@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from logferry.ops.keeper.cluster_view import ClusterView, DirId, PartitionState
+from logferry.ops.keeper.planning.cluster_view import ClusterView, DirId, PartitionState
 
 # Kinds of findings, worst first, each with its severity: "wrong" needs an operator, "note" passes or is known.
 KINDS: Final = {

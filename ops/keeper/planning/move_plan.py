@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from logferry.gateway.contract.names import TopicPartition
-from logferry.ops.keeper.cluster_view import ClusterView, DirId, DirState, PartitionState, ReplicaState
+from logferry.ops.keeper.planning.cluster_view import ClusterView, DirId, DirState, PartitionState, ReplicaState
 
 MoveKind = Literal["dir", "broker"]
 # So many moves of a plan are shown; it is made again before they are done.
