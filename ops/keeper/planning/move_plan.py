@@ -151,7 +151,9 @@ class _Planner:
     def _leave(self, partition: PartitionState, replica: ReplicaState) -> None:
         """A directory of the same broker is better: nothing crosses the network, and the replicas in sync stay."""
         size, broker = replica.size_bytes, replica.dir.broker
-        if self.view.answers(broker) and (target := self._best_dir(broker, size)) is not None:
+        if partition.leader < 0:
+            self.found.blocked[partition.name] = f"{replica.dir}: it has no leader: start the brokers of its replicas"
+        elif self.view.answers(broker) and (target := self._best_dir(broker, size)) is not None:
             why = f"{replica.dir}: {self.retired[replica.dir]}"
             self._add(Move("dir", partition.tp, replica.dir, target, size, why, partition.replicas, partition.replicas))
         else:
