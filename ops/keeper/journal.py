@@ -52,6 +52,7 @@ class Journal:
         self, kafka: KafkaClient, topic: str, may_act: Callable[[], bool], clock_s: Callable[[], float] = boot_s
     ) -> None:
         self._kafka, self.topic, self._may_act, self._clock_s = kafka, topic, may_act, clock_s
+        self.transactional_id = f"{topic}.act"
         self._producer: AIOKafkaProducer | None = None
 
     @property
@@ -81,7 +82,7 @@ class Journal:
         """Fences every other keeper, and returns all records. Raises KafkaError or TimeoutError."""
         await self.close()
         producer = AIOKafkaProducer(
-            transactional_id=f"{self.topic}.act", transaction_timeout_ms=_TRANSACTION_MS, **self._kafka.options
+            transactional_id=self.transactional_id, transaction_timeout_ms=_TRANSACTION_MS, **self._kafka.options
         )
         try:
             async with asyncio.timeout(_OPENS_S):

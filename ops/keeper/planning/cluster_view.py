@@ -111,8 +111,13 @@ class ClusterView:
         return [d.id for d in self.dirs.values() if d.id.broker == broker and d.error]
 
     def is_lost(self, tp: TopicPartition, broker: int) -> bool:
-        """Whether the broker's replica is in a directory that failed: it answers, and does not have the replica."""
-        return self.answers(broker) and (tp, broker) not in self.by_broker and bool(self.failed_dirs(broker))
+        """Whether the broker's replica is in a directory that failed: it answers, and does not have the replica.
+
+        A replica in sync is one that is only now being made.
+        """
+        partition = self.partitions[tp]
+        is_missing = (tp, broker) not in self.by_broker and (broker not in partition.isr or partition.leader < 0)
+        return is_missing and self.answers(broker) and bool(self.failed_dirs(broker))
 
     def in_dir(self, place: DirId) -> Iterator[ReplicaState]:
         return (replica for replica in self.replicas if replica.dir == place)

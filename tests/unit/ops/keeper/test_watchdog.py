@@ -186,8 +186,16 @@ def test_the_plan_as_text_names_each_move_and_each_range() -> None:
     part = {"tp": ["y", 0], "start": 5, "before": 9, "size_bytes": 2000, "against": ["consumer c"]}
     deletion = {"dir": "1:/a", "why": "5 % are free", "ranges": [part], "missing_bytes": 0, "held_by": []}
     found = {
-        "acts": False, "paused": None, "acting": None, "url": "u", "under_way": [], "blocked": {"z-0": "why"},
-        "moves": [move], "moves_total": 1, "moves_bytes": 5000, "deletions": [deletion],
+        "acts": False,
+        "paused": None,
+        "acting": None,
+        "url": "u",
+        "under_way": [],
+        "blocked": {"z-0": "why"},
+        "moves": [move],
+        "moves_total": 1,
+        "moves_bytes": 5000,
+        "deletions": [deletion],
     }
     assert list(plan_lines(found)) == [
         "shows what it would do (act = false); 1 moves of 5.0 kB are planned",
