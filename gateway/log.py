@@ -18,7 +18,7 @@ _BY_LEVEL: Final = {
         lanes_assigned lane_open lane_revoked session_reader_gone graphite_back clocks_agree link_recovered
         target_created target_grown target_altered partition_resumed partition_accepted
         delivery_replayed
-        keeper_acts keeper_stands_by keeper_act keeper_act_done keeper_finding_over
+        keeper_acts keeper_stands_by keeper_act keeper_finding_over
     """,
     "warning": """
         kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended

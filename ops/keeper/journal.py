@@ -9,7 +9,7 @@ Invariants:
 
 Crash windows: between record and act nothing has happened, and the next keeper sees that in Kafka: a move is planned
 again, a deletion too. Between act and the record of its end, it sees the end. A keeper that is frozen between the last
-look at the clock and the request sends it late; no request of `cluster.py` does harm then.
+look at the clock and the request sends it late; no request of `cluster_admin.py` does harm then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TROUBLE: Final = (errors.KafkaError, OSError, TimeoutError)
 _T = TypeVar("_T")
 
 
-class Superseded(Exception):
+class NotActing(Exception):
     """Another keeper has taken over, or it is not known whether a record was committed: nothing was carried out."""
 
 
@@ -105,25 +105,25 @@ class Journal:
                 return found
 
     async def append(self, record: Mapping[str, Any]) -> None:
-        """Returns when the record is committed. Raises Superseded; the journal is closed then."""
+        """Returns when the record is committed. Raises NotActing; the journal is closed then."""
         producer, value = self._producer, json.dumps(record, default=str).encode()
         if producer is None:
-            raise Superseded("the log of acts is not open")
+            raise NotActing("the log of acts is not open")
         try:
             async with asyncio.timeout(_COMMITS_S), producer.transaction():
                 await producer.send_and_wait(self.topic, value, key=str(record["kind"]).encode(), partition=0)
         except _TROUBLE as error:
             await self.close()
-            raise Superseded(f"its record is not committed: {error!r}") from None
+            raise NotActing(f"its record is not committed: {error!r}") from None
 
     async def carry_out(self, record: Mapping[str, Any], act: Callable[[], Awaitable[_T]]) -> _T:
-        """Commits the record, then acts. Raises Superseded before the act, and what the act raises."""
+        """Commits the record, then acts. Raises NotActing before the act, and what the act raises."""
         began_s = self._clock_s()
         if not self._may_act():
-            raise Superseded("the group has given the acts to another keeper")
+            raise NotActing("the group has given the acts to another keeper")
         await self.append(record)
         if self._clock_s() - began_s > ACT_WITHIN_S or not self._may_act():
-            raise Superseded("its record was committed too late for the act")
+            raise NotActing("its record was committed too late for the act")
         return await act()
 
     async def close(self) -> None:

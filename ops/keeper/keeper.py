@@ -20,10 +20,10 @@ from typing import Any, Final
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
-from logferry.ops.keeper.cluster import Cluster
+from logferry.ops.keeper.cluster_admin import ClusterAdmin
 from logferry.ops.keeper.config import KeeperConfig
 from logferry.ops.keeper.election import Election
-from logferry.ops.keeper.journal import TAKE_OVER_S, Journal, Superseded
+from logferry.ops.keeper.journal import TAKE_OVER_S, Journal, NotActing
 from logferry.ops.keeper.planning import keeper_state
 from logferry.ops.keeper.planning.cluster_view import ClusterView, DirId
 from logferry.ops.keeper.planning.deletion_plan import (
@@ -37,7 +37,7 @@ from logferry.ops.keeper.planning.deletion_plan import (
 )
 from logferry.ops.keeper.planning.keeper_state import KeeperState
 from logferry.ops.keeper.planning.move_plan import Move, MoveLimits, MovePlan, elections, plan_moves, startable
-from logferry.ops.keeper.planning.watchdog import Finding, Growth, KnownFindings, Thresholds, watch
+from logferry.ops.keeper.planning.watchdog import ClusterFinding, Growth, KnownFindings, Thresholds, watch
 from logferry.ops.keeper.readers import Readers
 
 _TROUBLE: Final = (errors.KafkaError, OSError, TimeoutError)
@@ -52,7 +52,7 @@ class Keeper:
 
     def __init__(self, config: KeeperConfig, url: str, kafka: KafkaClient) -> None:
         self.config, self.url, self._kafka = config, url, kafka
-        self._cluster = Cluster(kafka, config.watch.answer_s)
+        self._cluster = ClusterAdmin(kafka, config.watch.answer_s)
         self._readers = Readers(kafka, config)
         self.election = Election(config, url, kafka) if config.act else None
         self._journal = Journal(kafka, config.log_topic, self.may_act)
@@ -110,7 +110,7 @@ class Keeper:
     async def stop(self) -> None:
         """Others may act at once."""
         if self._journal.is_open and self.may_act():
-            with suppress(Superseded):
+            with suppress(NotActing):
                 await self._record({"kind": keeper_state.LEFT})
         if self.election is not None:
             with suppress(*_TROUBLE):
@@ -135,7 +135,7 @@ class Keeper:
         if self.election is not None and self.election.acts:
             try:
                 await self._take_turn(view, now_ms)
-            except Superseded as why:
+            except NotActing as why:
                 log.event("keeper_fenced", why=str(why))
                 self._term = -1
 
@@ -144,12 +144,12 @@ class Keeper:
 
     def _say(self, view: ClusterView) -> None:
         found = watch(view, self.growth, self.retired, self._thresholds)
-        found += [Finding("cannot-move", what, why) for what, why in self.plan.blocked.items()]
+        found += [ClusterFinding("cannot-move", what, why) for what, why in self.plan.blocked.items()]
         for deletion in self.deletions:
             if deletion.missing_bytes:
                 held = f"; held by {', '.join(deletion.held_by)}" if deletion.held_by else ""
                 why = f"{deletion.why}; {deletion.missing_bytes} bytes more are needed than may be deleted{held}"
-                found.append(Finding("cannot-delete", str(deletion.place), why))
+                found.append(ClusterFinding("cannot-delete", str(deletion.place), why))
         new, over = self.findings.update(found, self.looked_ms)
         for one in new:
             log.event("keeper_finding", kind=one.kind, what=one.what, why=one.why)
@@ -258,7 +258,7 @@ class Keeper:
         try:
             return await self._journal.open()
         except _TROUBLE as error:
-            raise Superseded(f"the log of acts cannot be opened: {error!r}") from None
+            raise NotActing(f"the log of acts cannot be opened: {error!r}") from None
 
     def _stamped(self, record: dict[str, Any]) -> dict[str, Any]:
         return {"at_ms": int(time.time() * 1000), _TERM: self.url, **record}
@@ -331,7 +331,7 @@ class Keeper:
         await self._throttle(list(self.state.moves.values()))
 
     async def _throttle(self, moves: list[Move]) -> None:
-        """Sets the throttles of these moves, and removes those of others. Raises Superseded."""
+        """Sets the throttles of these moves, and removes those of others. Raises NotActing."""
         topics, brokers = keeper_state.wanted_throttles(moves, self.config.moves.throttle_bytes_per_s)
         of_topics = keeper_state.changes(self.state.topics, topics)
         of_brokers = keeper_state.changes(self.state.brokers, brokers)
@@ -350,15 +350,15 @@ class Keeper:
         if await self._try(record, change) is None:
             # It is tried again; until then no move begins unthrottled.
             self.state.topics, self.state.brokers = before
-            raise Superseded("the throttles cannot be set")
+            raise NotActing("the throttles cannot be set")
 
     # ---- the operator ------------------------------------------------------------------------------------------------
 
     async def pause(self, why: str | None) -> None:
-        """Pauses, or resumes where ``why`` is None. Raises Superseded where this keeper does not act."""
+        """Pauses, or resumes where ``why`` is None. Raises NotActing where this keeper does not act."""
         async with self.turn:
             if self.election is None or self._term != self.election.terms:
-                raise Superseded("this keeper does not act")
+                raise NotActing("this keeper does not act")
             await self._record({"kind": keeper_state.RESUMED if why is None else keeper_state.PAUSED, "why": why})
             self._wake.set()
 

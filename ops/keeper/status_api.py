@@ -13,7 +13,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
-from logferry.ops.keeper.journal import Superseded
+from logferry.ops.keeper.journal import NotActing
 from logferry.ops.keeper.keeper import Keeper
 from logferry.ops.keeper.planning import keeper_state
 from logferry.ops.keeper.planning.move_plan import startable
@@ -127,7 +127,7 @@ class KeeperApi:
     async def _set(self, why: str | None) -> web.StreamResponse:
         try:
             await self.keeper.pause(why)
-        except Superseded as error:
+        except NotActing as error:
             election = self.keeper.election
             acting = None if election is None else await election.acting_url()
             there = "" if acting in (None, self.keeper.url) else f"; {acting} does"

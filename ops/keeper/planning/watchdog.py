@@ -29,7 +29,7 @@ KINDS: Final = {
 _MOST_SAMPLES: Final = 500
 
 
-class Finding(NamedTuple):
+class ClusterFinding(NamedTuple):
     """``what`` is the key: broker, directory or partition. ``since_ms``: Unix time of the first look that saw it."""
 
     kind: str
@@ -46,9 +46,9 @@ class Finding(NamedTuple):
 class KnownFindings:
     """The findings of the last look, each with its beginning."""
 
-    present: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    present: dict[tuple[str, str], ClusterFinding] = field(default_factory=dict)
 
-    def update(self, found: list[Finding], now_ms: int) -> tuple[list[Finding], list[Finding]]:
+    def update(self, found: list[ClusterFinding], now_ms: int) -> tuple[list[ClusterFinding], list[ClusterFinding]]:
         """The new findings, and those that are over."""
         before = self.present
         order = list(KINDS)
@@ -97,55 +97,59 @@ class Thresholds(NamedTuple):
     full_within_s: float
 
 
-def watch(view: ClusterView, growth: Growth, retired: Mapping[DirId, str], limits: Thresholds) -> list[Finding]:
+def watch(view: ClusterView, growth: Growth, retired: Mapping[DirId, str], limits: Thresholds) -> list[ClusterFinding]:
     """All findings of this look. ``retired``: directories that are taken out of service, with the reason."""
     return [*_brokers(view), *_dirs(view, growth, retired, limits), *_partitions(view)]
 
 
-def _brokers(view: ClusterView) -> Iterator[Finding]:
+def _brokers(view: ClusterView) -> Iterator[ClusterFinding]:
     for broker in view.brokers.values():
         if broker.silent is not None:
-            yield Finding("broker-silent", f"broker {broker.id}", f"{broker.address}: {broker.silent}")
+            yield ClusterFinding("broker-silent", f"broker {broker.id}", f"{broker.address}: {broker.silent}")
 
 
-def _dirs(view: ClusterView, growth: Growth, retired: Mapping[DirId, str], limits: Thresholds) -> Iterator[Finding]:
+def _dirs(
+    view: ClusterView, growth: Growth, retired: Mapping[DirId, str], limits: Thresholds
+) -> Iterator[ClusterFinding]:
     for state in view.dirs.values():
         if state.error:
             lost = sum(
                 view.is_lost(p.tp, state.id.broker) for p in view.partitions.values() if _has(p, state.id.broker)
             )
-            yield Finding("dir-failed", str(state.id), f"Kafka's error {state.error}; {lost} replicas are lost with it")
+            yield ClusterFinding(
+                "dir-failed", str(state.id), f"Kafka's error {state.error}; {lost} replicas are lost with it"
+            )
             continue
         if state.id in retired:
             left = sum(1 for _ in view.in_dir(state.id))
-            yield Finding("dir-retired", str(state.id), f"{retired[state.id]}; {left} replicas are left in it")
+            yield ClusterFinding("dir-retired", str(state.id), f"{retired[state.id]}; {left} replicas are left in it")
             continue
         if state.free_percent < limits.low_free_percent:
-            yield Finding("dir-low", str(state.id), f"{state.free_percent:.1f} % are free")
+            yield ClusterFinding("dir-low", str(state.id), f"{state.free_percent:.1f} % are free")
         left_s = growth.full_in_s(view, state.id)
         if left_s is not None and left_s < limits.full_within_s:
             rate = growth.rate(state.id) or 0.0
             why = f"full in {left_s:.0f} s at {rate:.0f} bytes/s; {state.usable_bytes} bytes are free"
-            yield Finding("dir-fills", str(state.id), why)
+            yield ClusterFinding("dir-fills", str(state.id), why)
 
 
 def _has(partition: PartitionState, broker: int) -> bool:
     return broker in partition.replicas
 
 
-def _partitions(view: ClusterView) -> Iterator[Finding]:
+def _partitions(view: ClusterView) -> Iterator[ClusterFinding]:
     for partition in view.partitions.values():
         missing = [broker for broker in partition.replicas if broker not in partition.isr]
         if not missing and partition.leader >= 0 and len(partition.isr) >= partition.min_in_sync:
             continue
         why = "; ".join(f"replica {broker}: {_why_missing(view, partition, broker)}" for broker in missing)
         if partition.leader < 0:
-            yield Finding("leaderless", partition.name, why or "its leader is being elected")
+            yield ClusterFinding("leaderless", partition.name, why or "its leader is being elected")
         elif len(partition.isr) < partition.min_in_sync:
             text = f"{len(partition.isr)} in sync, min.insync.replicas is {partition.min_in_sync}"
-            yield Finding("under-min-isr", partition.name, f"{text}; {why}" if why else text)
+            yield ClusterFinding("under-min-isr", partition.name, f"{text}; {why}" if why else text)
         else:
-            yield Finding("under-replicated", partition.name, why)
+            yield ClusterFinding("under-replicated", partition.name, why)
 
 
 def _why_missing(view: ClusterView, partition: PartitionState, broker: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
-from logferry.ops.keeper.journal import Journal, Superseded
+from logferry.ops.keeper.journal import Journal, NotActing
 
 from tests.support.keeper_disks import (
     DiskCluster,
@@ -175,7 +175,7 @@ async def _acts_of_two(kafka: KafkaClient, topic: str, *, same: bool) -> list[st
     for name, journal in zip(("first", "second"), journals, strict=True):
         try:
             await journal.carry_out({"kind": "test"}, lambda name=name: act(name))
-        except Superseded:
+        except NotActing:
             continue
     for journal in journals:
         await journal.close()
@@ -195,7 +195,7 @@ async def test_an_act_whose_record_took_too_long_is_not_carried_out(tmp_path: Pa
             async def act() -> None:
                 done.append(1)
 
-            with pytest.raises(Superseded):
+            with pytest.raises(NotActing):
                 await journal.carry_out({"kind": "test"}, act)
             assert done == []
             await journal.carry_out({"kind": "test"}, act)

@@ -62,7 +62,7 @@ class _Settings(NamedTuple):
     check_s: float
 
 
-class Cluster:
+class ClusterAdmin:
     """``answer_s``: how long a broker may take to answer. ``check_s``: how often brokers look for old segments."""
 
     def __init__(self, kafka: KafkaClient, answer_s: float) -> None:
