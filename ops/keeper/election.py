@@ -5,12 +5,14 @@ The group decides about liveness alone. Two keepers that both believe to act do 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from logferry.gateway import log
 from logferry.gateway.kafka.broker_connection import leave_group
 from logferry.gateway.kafka.client import KafkaClient
@@ -18,6 +20,7 @@ from logferry.ops.keeper.config import KeeperConfig
 
 _HEARTBEAT_MS: Final = 300
 _NEVER_MS: Final = 2**31 - 1
+_ANSWER_S: Final = 2.0
 
 
 class Election(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -28,6 +31,8 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         self._consumer = AIOKafkaConsumer(
             group_id=config.group,
             client_id=url,
+            # One that joins takes nothing from the one that acts.
+            partition_assignment_strategy=[StickyPartitionAssignor],
             session_timeout_ms=config.session_timeout_ms,
             heartbeat_interval_ms=_HEARTBEAT_MS,
             max_poll_interval_ms=_NEVER_MS,
@@ -60,6 +65,7 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         if self.acts:
             return self._url
         with suppress(errors.KafkaError, OSError, TimeoutError):
-            found = await self._kafka.group_assignment(self._config.group, self._config.log_topic)
+            async with asyncio.timeout(_ANSWER_S):
+                found = await self._kafka.group_assignment(self._config.group, self._config.log_topic)
             return next((url for url, partitions in (found or {}).items() if partitions), None)
         return None

@@ -43,6 +43,8 @@ from logferry.ops.keeper.readers import Readers
 _TROUBLE: Final = (errors.KafkaError, OSError, TimeoutError)
 _FRESH_S: Final = 30.0
 _RECENT: Final = 100
+# After an act that failed, and between two elections.
+_REST_S: Final = 30.0
 _GIVE_UP_S: Final = 2.0
 _TERM: Final = "keeper"
 
@@ -84,6 +86,7 @@ class Keeper:
         self.looked_ms = 0
         self._term = -1
         self._acts_from_s = 0.0
+        self._rest_until_s: dict[str, float] = {}
         self.turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self.counts: dict[str, int] = {}
@@ -223,19 +226,28 @@ class Keeper:
             return
         for deletion in self.deletions:
             for one in deletion.ranges:
-                await self._delete(view, deletion, one, now_ms)
+                if not self._rests(keeper_state.DELETE):
+                    await self._delete(view, deletion, one, now_ms)
         is_foreign = any(
             p.adding and not any(move.tp == p.tp for move in self.state.moves.values())
             for p in view.partitions.values()
         )
-        begun = [] if is_foreign else startable(view, self.plan, self.move_limits)
+        rests = is_foreign or self._rests(keeper_state.MOVE) or self._rests(keeper_state.THROTTLE)
+        begun = [] if rests else startable(view, self.plan, self.move_limits)
         busy = {move.tp for move in self.state.moves.values()}
         begun = [move for move in begun if move.tp not in busy]
-        await self._throttle([*self.state.moves.values(), *begun])
-        for move in begun:
+        # No move begins unthrottled.
+        for move in begun if await self._throttle([*self.state.moves.values(), *begun]) else ():
             await self._move(view, move)
-        if self.config.moves.preferred_leaders and (led := elections(view, self.retired)):
+        if not self.config.moves.preferred_leaders or self._rests(keeper_state.ELECT):
+            return
+        if led := elections(view, self.retired):
+            self._rest_until_s[keeper_state.ELECT] = time.monotonic() + _REST_S
             await self._try({"kind": keeper_state.ELECT, "partitions": led}, lambda: self._cluster.elect(led))
+
+    def _rests(self, kind: str) -> bool:
+        """Whether an act of this kind failed a moment ago."""
+        return time.monotonic() < self._rest_until_s.get(kind, 0.0)
 
     async def _has_taken_over(self, election: Election) -> bool:
         if self._term != election.terms:
@@ -287,6 +299,7 @@ class Keeper:
         try:
             return await self._journal.carry_out(stamped, begin)
         except _TROUBLE as error:
+            self._rest_until_s[record["kind"]] = time.monotonic() + _REST_S
             await self._record({"kind": keeper_state.FAILED, "act": record["kind"], "error": repr(error)})
             return None
 
@@ -330,13 +343,13 @@ class Keeper:
                 await self._record({"kind": keeper_state.MOVE_ENDED, "name": name, "how": "cancelled"})
         await self._throttle(list(self.state.moves.values()))
 
-    async def _throttle(self, moves: list[Move]) -> None:
-        """Sets the throttles of these moves, and removes those of others. Raises NotActing."""
+    async def _throttle(self, moves: list[Move]) -> bool:
+        """Sets the throttles of these moves, and removes those of others. False: Kafka refused. Raises NotActing."""
         topics, brokers = keeper_state.wanted_throttles(moves, self.config.moves.throttle_bytes_per_s)
         of_topics = keeper_state.changes(self.state.topics, topics)
         of_brokers = keeper_state.changes(self.state.brokers, brokers)
         if not of_topics and not of_brokers:
-            return
+            return True
 
         async def change() -> bool:
             for broker, settings in of_brokers.items():
@@ -348,9 +361,10 @@ class Keeper:
         before = (self.state.topics, self.state.brokers)
         record = {"kind": keeper_state.THROTTLE, "topics": topics, "brokers": brokers}
         if await self._try(record, change) is None:
-            # It is tried again; until then no move begins unthrottled.
+            # It is tried again.
             self.state.topics, self.state.brokers = before
-            raise NotActing("the throttles cannot be set")
+            return False
+        return True
 
     # ---- the operator ------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ async def stored_numbers(kafka: KafkaClient, topic: str, partition: int) -> list
 
 @asynccontextmanager
 async def running_load(
-    cluster: DiskCluster, kafka: KafkaClient, topic: str, partitions: int, size: int = 2000, pause_s: float = 0.005
+    cluster: DiskCluster, kafka: KafkaClient, topic: str, partitions: int, size: int = 500, pause_s: float = 0.02
 ) -> AsyncIterator[Load]:
     """Writes, reads and looks at the replicas in sync until the end of the block."""
     load = Load(topic, partitions, {n: [] for n in range(partitions)}, {})
@@ -238,7 +238,7 @@ class KeeperProcess(ServiceWorker):
             "act": True,
             "session_timeout_ms": 6000,
             "kafka": {"bootstrap_servers": cluster.kafka.bootstrap},
-            "watch": {"every_s": 0.5, "answer_s": 2, "growth_s": 20},
+            "watch": {"every_s": 0.5, "answer_s": 2, "growth_s": 20, "full_within_s": 0},
             **settings,
         }
         file = folder / f"{name}.toml"

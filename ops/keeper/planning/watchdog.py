@@ -77,9 +77,9 @@ class Growth:
                 samples.popleft()
 
     def rate(self, place: DirId) -> float | None:
-        """None: there are less than three samples."""
-        samples = self._samples.get(place, ())
-        if len(samples) < 3:
+        """None: the samples are too few, or of a quarter of the window at most."""
+        samples = self._samples.get(place)
+        if not samples or len(samples) < 3 or samples[-1][0] - samples[0][0] < self.window_s / 4:
             return None
         middle_s = sum(at for at, _ in samples) / len(samples)
         middle = sum(used for _, used in samples) / len(samples)
