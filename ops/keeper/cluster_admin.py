@@ -96,7 +96,8 @@ class ClusterAdmin:
                 partitions[tp] = PartitionState(tp, p.leader, p.replicas, p.isr, least, *moving.get(tp, ((), ())))
                 for broker in p.replicas:
                     brokers.setdefault(broker, BrokerState(broker, "unknown address", "", "it is not registered"))
-        return ClusterView(time.monotonic(), brokers, dirs, replicas, partitions, topics)
+        ids = {topic.name: topic.id for topic in known.topics.values()}
+        return ClusterView(time.monotonic(), brokers, dirs, replicas, partitions, topics, ids)
 
     async def _disks(
         self, node: int, address: str, rack: str, is_fenced: bool

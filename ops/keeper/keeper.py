@@ -188,7 +188,7 @@ class Keeper:
         starts = await ask(tps, EARLIEST, _GIVE_UP_S)
         ends = await ask(tps, LATEST, _GIVE_UP_S)
         ages = [await ask(tps, now_ms - int(1000 * age_s), _GIVE_UP_S) for age_s in AGES_S]
-        needs = await self._readers.needs()
+        needs = await self._readers.needs(view.ids)
         for name, why in needs.unknown.items():
             log.event("keeper_look_failed", error=f"{name}: {why}")
         found = []

@@ -6,12 +6,12 @@ A reader that gives no answer, or has no position in a partition of its topics, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.contract.names import TopicPartition, printed_topic_id
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import ConsumerGroups
 from logferry.ops.cli.gateway_client import GatewayClient
@@ -40,21 +40,21 @@ class Readers:
     def __init__(self, kafka: KafkaClient, config: KeeperConfig) -> None:
         self._groups, self._config = ConsumerGroups(kafka), config
 
-    async def needs(self) -> Needs:
-        """Asks all of them at once, each for ten seconds at most."""
+    async def needs(self, ids: Mapping[str, bytes]) -> Needs:
+        """Asks all of them at once, each for ten seconds at most. ``ids``: of the topics, as they are now."""
         found = Needs(self._config.readers)
 
         async def ask(reader: ReaderSettings) -> None:
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    found.positions[reader.name] = await self._positions(reader)
+                    found.positions[reader.name] = await self._positions(reader, ids)
             except Exception as error:  # noqa: BLE001  whatever a reader's store raises: nothing of its topics goes
                 found.unknown[reader.name] = str(error) or type(error).__name__
 
         await asyncio.gather(*map(ask, self._config.readers))
         return found
 
-    async def _positions(self, reader: ReaderSettings) -> dict[TopicPartition, int]:
+    async def _positions(self, reader: ReaderSettings, ids: Mapping[str, bytes]) -> dict[TopicPartition, int]:
         if reader.consumer is not None:
             committed = await self._groups.committed(reader.consumer)
             if not committed:
@@ -62,7 +62,7 @@ class Readers:
             return committed
         if reader.mirror is not None:
             return await asyncio.to_thread(_mirrored, reader.mirror, reader.token_file, self._config.dc)
-        return await asyncio.to_thread(_loaded, reader.table or "")
+        return await asyncio.to_thread(_loaded, reader.table or "", ids)
 
 
 def _mirrored(url: str, token_file: str | None, dc: str) -> dict[TopicPartition, int]:
@@ -90,9 +90,14 @@ def _taken(partitions: Iterable[dict[str, object]], dc: str) -> Iterable[tuple[T
             yield (str(one.get("topic")), number), at
 
 
-def _loaded(path: str) -> dict[TopicPartition, int]:
-    """Where the table's next batch begins. Without Spark. Raises what the store raises."""
+def _loaded(path: str, ids: Mapping[str, bytes]) -> dict[TopicPartition, int]:
+    """Where the table's next batch begins. Without Spark. Raises what the store raises.
+
+    A position in a topic that was recreated since is none: the table has nothing of the present one.
+    """
     from logferry.loaders.location import Location
     from logferry.loaders.storage.tables import snapshot_of
 
-    return {(r.topic, r.partition): r.end for r in snapshot_of(Location.of(path)).entry.ranges}
+    known = {topic: printed_topic_id(topic_id) for topic, topic_id in ids.items()}
+    ranges = snapshot_of(Location.of(path)).entry.ranges
+    return {(r.topic, r.partition): r.end for r in ranges if known.get(r.topic) == r.topic_id}

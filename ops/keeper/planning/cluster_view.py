@@ -78,7 +78,7 @@ class PartitionState(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterView:
-    """``at_s``: of the monotonic clock. ``settings``: of the topics."""
+    """``at_s``: of the monotonic clock. ``settings``, ``ids``: of the topics."""
 
     at_s: float
     brokers: Mapping[int, BrokerState]
@@ -86,6 +86,7 @@ class ClusterView:
     replicas: Sequence[ReplicaState]
     partitions: Mapping[TopicPartition, PartitionState]
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    ids: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def by_broker(self) -> dict[tuple[TopicPartition, int], ReplicaState]:
