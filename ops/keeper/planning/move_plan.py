@@ -180,7 +180,7 @@ class _Planner:
             self._level([[place] for place in self._dirs_of(broker)], "dir")
 
     def balance_brokers(self) -> None:
-        groups = [self._dirs_of(broker) for broker in sorted(self.view.brokers) if self.view.answers(broker)]
+        groups = [self._dirs_of(broker) for broker in sorted(self.view.brokers)]
         self._level([group for group in groups if group], "broker")
 
     def _level(self, groups: list[list[DirId]], kind: MoveKind) -> None:
@@ -251,8 +251,9 @@ class _Planner:
         racks = len({self._rack(broker) for broker in partition.replicas})
         found = []
         for broker in sorted(self.view.brokers) if among is None else sorted(among):
-            if broker in partition.replicas or not self.view.answers(broker):
+            if broker in partition.replicas:
                 continue
+            # Only brokers that answer have directories in a look.
             target = self._best_dir(broker, size)
             if target is not None and len({self._rack(b) for b in (*stay, broker)}) >= racks:
                 found.append(target)

@@ -127,7 +127,7 @@ def test_bounds_of_what_moves_at_once() -> None:
 
 
 def test_a_replica_that_is_being_moved_counts_where_it_will_be_and_is_not_planned_again() -> None:
-    view = view_of({"1:/a": 1000, "1:/b": 1000}, {"x": [("1:/a", 600)]})
+    view = view_of({"1:/a": 1000, "1:/b": 1000}, {"x": [("1:/a", 100)]})
     moving = replace(view, replicas=[*view.replicas, ReplicaState(("x", 0), DirId(1, "/b"), 10, 90, True)])
     assert plan_moves(moving, LIMITS, {DirId(1, "/a"): "retired"}).moves == []
 
