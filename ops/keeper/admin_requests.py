@@ -7,7 +7,7 @@ and ListPartitionReassignments 0 (KIP-455), ElectLeaders 2 (KIP-460), DescribeCl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.requests import FlexibleRequest
@@ -57,7 +57,9 @@ class ReassignRequest(
     """Gives partitions other replicas; None cancels what is under way."""
 
     def __init__(self, targets: Mapping[TopicPartition, Sequence[int] | None]) -> None:
-        by_topic = grouped((topic, (number, replicas, {})) for (topic, number), replicas in targets.items())
+        by_topic: dict[str, list[Any]] = grouped(
+            (topic, (number, replicas, {})) for (topic, number), replicas in targets.items()
+        )
         super().__init__(TIMEOUT_MS, [(topic, parts, {}) for topic, parts in by_topic.items()])
 
 
@@ -98,5 +100,5 @@ class ElectLeadersRequest(
     """Elects the preferred leaders, never one that is not in sync."""
 
     def __init__(self, partitions: Iterable[TopicPartition]) -> None:
-        topics = [(topic, numbers, {}) for topic, numbers in grouped(partitions).items()]
+        topics: list[Any] = [(topic, numbers, {}) for topic, numbers in grouped(partitions).items()]
         super().__init__(PREFERRED, topics, TIMEOUT_MS)

@@ -192,10 +192,12 @@ class ClusterAdmin:
         await self._alter(AlterConfigsRequest(topic, settings))
 
     async def set_broker(self, broker: int, settings: Mapping[str, str | None]) -> None:
-        await self._alter(AlterConfigsRequest(str(broker), settings, _BROKER))
+        """Asks that broker: Kafka refuses it elsewhere."""
+        await self._alter(AlterConfigsRequest(str(broker), settings, _BROKER), broker)
 
-    async def _alter(self, request: AlterConfigsRequest) -> None:
-        for code, message, _type, name, _ in (await self.ask_any(request, _ACT_S)).responses:
+    async def _alter(self, request: AlterConfigsRequest, node: int | None = None) -> None:
+        answer = await (self.ask_any(request, _ACT_S) if node is None else self._ask(node, request, _ACT_S))
+        for code, message, _type, name, _ in answer.responses:
             if code != errors.UnknownTopicOrPartitionError.errno:
                 raise_for(code, message or name)
 

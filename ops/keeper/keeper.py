@@ -222,7 +222,7 @@ class Keeper:
         for name, how in keeper_state.ended_moves(self.state, view).items():
             await self._record({"kind": keeper_state.MOVE_ENDED, "name": name, "how": how})
         if self.state.paused is not None:
-            await self._cancel_moves()
+            await self._cancel_moves(view)
             return
         for deletion in self.deletions:
             for one in deletion.ranges:
@@ -237,7 +237,7 @@ class Keeper:
         busy = {move.tp for move in self.state.moves.values()}
         begun = [move for move in begun if move.tp not in busy]
         # No move begins unthrottled.
-        for move in begun if await self._throttle([*self.state.moves.values(), *begun]) else ():
+        for move in begun if await self._throttle(view, [*self.state.moves.values(), *begun]) else ():
             await self._move(view, move)
         if not self.config.moves.preferred_leaders or self._rests(keeper_state.ELECT):
             return
@@ -336,16 +336,20 @@ class Keeper:
         record = {"kind": keeper_state.MOVE, "move": keeper_state.move_document(move), "seen": seen}
         await self._try(record, lambda: self._cluster.start_move(move))
 
-    async def _cancel_moves(self) -> None:
+    async def _cancel_moves(self, view: ClusterView) -> None:
         for name, move in list(self.state.moves.items()):
             with suppress(*_TROUBLE):
                 await self._cluster.cancel_move(move)
                 await self._record({"kind": keeper_state.MOVE_ENDED, "name": name, "how": "cancelled"})
-        await self._throttle(list(self.state.moves.values()))
+        await self._throttle(view, list(self.state.moves.values()))
 
-    async def _throttle(self, moves: list[Move]) -> bool:
+    async def _throttle(self, view: ClusterView, moves: list[Move]) -> bool:
         """Sets the throttles of these moves, and removes those of others. False: Kafka refused. Raises NotActing."""
         topics, brokers = keeper_state.wanted_throttles(moves, self.config.moves.throttle_bytes_per_s)
+        # A broker that is silent keeps what it has, and gets the rest when it answers.
+        silent = {broker for broker in {*brokers, *self.state.brokers} if not view.answers(int(broker))}
+        brokers = {name: settings for name, settings in brokers.items() if name not in silent}
+        brokers |= {name: settings for name, settings in self.state.brokers.items() if name in silent}
         of_topics = keeper_state.changes(self.state.topics, topics)
         of_brokers = keeper_state.changes(self.state.brokers, brokers)
         if not of_topics and not of_brokers:

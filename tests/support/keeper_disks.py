@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
+import uuid
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -56,6 +59,21 @@ class DiskCluster:
         return 100 * found.f_bavail / found.f_blocks
 
 
+class _Formatted(KafkaCluster):
+    """Formats the disks like the folder that `KafkaCluster` formats, each with an id of its own."""
+
+    disks: Mapping[int, list[Path]]
+
+    def _format_new_nodes(self, cluster_id: str) -> None:
+        super()._format_new_nodes(cluster_id)
+        for node, paths in self.disks.items():
+            known = (self._folder(node) / "log" / "meta.properties").read_text(encoding="utf-8")
+            for path in paths:
+                own = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+                text = re.sub(r"directory\.id=.*", f"directory.id={own}", known)
+                (path / "meta.properties").write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def disk_cluster(folder: Path, brokers: int, mib: int = 96, count: int = 2, **more: str) -> Iterator[DiskCluster]:
     """``mib``: of each disk. The metadata have a directory of their own, apart from these. Skips without mounts."""
@@ -69,7 +87,8 @@ def disk_cluster(folder: Path, brokers: int, mib: int = 96, count: int = 2, **mo
             meta = folder / "kafka" / f"kafka-{node}" / "meta"
             return {"metadata.log.dir": str(meta), "log.dirs": ",".join(map(str, disks[node])), **_SETTINGS, **more}
 
-        kafka = KafkaCluster("disks", folder / "kafka", brokers, heap="192m", settings_of=settings_of)
+        kafka = _Formatted("disks", folder / "kafka", brokers, heap="192m", settings_of=settings_of)
+        kafka.disks = disks
         stack.enter_context(kafka)
         yield DiskCluster(kafka, disks)
 

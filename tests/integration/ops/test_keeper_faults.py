@@ -126,7 +126,7 @@ async def test_one_keeper_acts_and_a_late_one_is_fenced(tmp_path: Path) -> None:
     """The acting one is frozen for longer than its session: the other takes over, and the first one stands by."""
     with disk_cluster(tmp_path, brokers=3, count=2) as cluster:
         async with client(cluster) as kafka:
-            await create(kafka, "dc1.debug", 1, 1)
+            await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
             weak = {"accept_weak_kafka": ["replication", "min-isr"]}
             deletion = {
                 "below_free_percent": 40,
@@ -207,7 +207,7 @@ async def test_directories_and_brokers_are_balanced_under_load(tmp_path: Path) -
     with disk_cluster(tmp_path, brokers=4) as cluster:
         async with client(cluster) as kafka:
             await create(kafka, "dc1.load", 4, 3, min_insync_replicas="2")
-            await create(kafka, "dc1.large", 3, 1)
+            await create(kafka, "dc1.large", 3, 1, min_insync_replicas="1")
             for number in range(3):
                 await fill(cluster, "dc1.large", number, 20)
             before = _spread(cluster)
@@ -228,7 +228,7 @@ def _spread(cluster: DiskCluster) -> float:
 async def test_without_act_nothing_in_kafka_is_changed_and_the_plan_is_shown(tmp_path: Path) -> None:
     with disk_cluster(tmp_path, brokers=3) as cluster:
         async with client(cluster) as kafka:
-            await create(kafka, "dc1.debug", 1, 1)
+            await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
             await fill(cluster, "dc1.debug", 0, 70)
             deletion = {
                 "below_free_percent": 40,
@@ -246,7 +246,7 @@ async def test_without_act_nothing_in_kafka_is_changed_and_the_plan_is_shown(tmp
 async def test_below_the_last_threshold_a_reader_is_not_waited_for_and_that_is_written_down(tmp_path: Path) -> None:
     with disk_cluster(tmp_path, brokers=1, count=1) as cluster:
         async with client(cluster) as kafka:
-            await create(kafka, "dc1.debug", 1, 1)
+            await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
             last = await fill(cluster, "dc1.debug", 0, 70)
             await commit(cluster, "slow", "dc1.debug", 0, 10)
             deletion = {
