@@ -149,10 +149,11 @@ async def running_load(
     """Writes, reads and looks at the replicas in sync until the end of the block."""
     load = Load(topic, partitions, {n: [] for n in range(partitions)}, {})
     servers = cluster.kafka.bootstrap
-    producer = AIOKafkaProducer(bootstrap_servers=servers, acks="all", enable_idempotence=True, linger_ms=2)
+    # aiokafka asks for no new leader after KAFKA_STORAGE_ERROR.
+    often = {"bootstrap_servers": servers, "metadata_max_age_ms": 1000}
+    producer = AIOKafkaProducer(acks="all", enable_idempotence=True, linger_ms=2, **often)
     consumer = AIOKafkaConsumer(
-        topic, bootstrap_servers=servers, group_id=f"{topic}.reader", auto_offset_reset="earliest",
-        enable_auto_commit=False,
+        topic, group_id=f"{topic}.reader", auto_offset_reset="earliest", enable_auto_commit=False, **often
     )  # fmt: skip
     await producer.start()
     await consumer.start()
@@ -266,7 +267,13 @@ class KeeperProcess(ServiceWorker):
 
     @property
     def status(self) -> dict[str, Any]:
-        return json_of(self.url, "/v1/status")
+        """As soon as it answers."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (found := json_of(self.url, "/v1/status")):
+            assert self.child.running, f"the keeper ended; see {self.child.log}"
+            assert time.monotonic() < deadline, "the keeper does not answer"
+            time.sleep(_PAUSE_S)
+        return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = self.child.log.read_text(encoding="utf-8").splitlines() if self.child.log.exists() else []

@@ -36,7 +36,6 @@ async def test_a_disk_that_fails_is_left_and_one_that_fills_is_freed(tmp_path: P
     with disk_cluster(tmp_path, brokers=4) as cluster:
         async with client(cluster) as kafka:
             await create(kafka, "dc1.load", 4, 3, min_insync_replicas="2")
-            await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
             readers = [{"topics": ["debug"], "consumer": "slow"}]
             with keeper(cluster, tmp_path, deletion=DELETION, readers=readers) as keeping:
                 async with running_load(cluster, kafka, "dc1.load", 4) as load:
@@ -49,6 +48,7 @@ async def test_a_disk_that_fails_is_left_and_one_that_fills_is_freed(tmp_path: P
                     assert load.fewest_in_sync >= 2
 
                     # A disk fills: the oldest records of a topic that may lose some go, up to what a reader needs.
+                    await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
                     await fill(cluster, "dc1.debug", 0, 60)
                     await commit(cluster, "slow", "dc1.debug", 0, 500)
                     await until(lambda: any(one["missing_bytes"] for one in keeping.status["deletions"]), "it is held")
