@@ -80,6 +80,7 @@ class Keeper:
         self.view: ClusterView | None = None
         self.plan = MovePlan()
         self.deletions: list[DeletionPlan] = []
+        self._unknown: dict[str, str] = {}
         self.state = KeeperState()
         self.recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
         self.error: str | None = "it has not looked yet"
@@ -124,16 +125,14 @@ class Keeper:
         try:
             view = await self._cluster.look()
             self.growth.add(view)
-            plan = plan_moves(view, self.move_limits, self.retired, self._may_balance)
-            now_ms = await self._cluster.controller_ms()
-            self.deletions = [await self._deletion(view, place, now_ms) for place in self._low_dirs(view, now_ms)]
         except _TROUBLE as error:
             if self.error is None or not self.looked_ms:
                 log.event("keeper_look_failed", error=repr(error))
             self.error = repr(error)
             return
-        self.view, self.plan, self.error = view, plan, None
-        self.looked_ms = int(time.time() * 1000)
+        self.view, self.error, self.looked_ms = view, None, int(time.time() * 1000)
+        self.plan = plan_moves(view, self.move_limits, self.retired, self._may_balance)
+        now_ms = await self._plan_deletions(view)
         self._say(view)
         if self.election is not None and self.election.acts:
             try:
@@ -142,12 +141,25 @@ class Keeper:
                 log.event("keeper_fenced", why=str(why))
                 self._term = -1
 
+    async def _plan_deletions(self, view: ClusterView) -> int:
+        """Returns the controller's time, 0 where it is not known: then nothing is deleted."""
+        self.deletions, self._unknown = [], {}
+        try:
+            now_ms = await self._cluster.controller_ms()
+            for place in self._low_dirs(view, now_ms):
+                self.deletions.append(await self._deletion(view, place, now_ms))
+        except _TROUBLE as error:
+            self._unknown["Kafka"] = f"offsets or the time are not known: {error!r}"
+            return 0
+        return now_ms
+
     def _may_balance(self, topic: str) -> bool:
         return not topic.startswith("__") and not self.config.is_protected(topic)
 
     def _say(self, view: ClusterView) -> None:
         found = watch(view, self.growth, self.retired, self._thresholds)
         found += [ClusterFinding("cannot-move", what, why) for what, why in self.plan.blocked.items()]
+        found += [ClusterFinding("reader-unknown", name, why) for name, why in self._unknown.items()]
         for deletion in self.deletions:
             if deletion.missing_bytes:
                 held = f"; held by {', '.join(deletion.held_by)}" if deletion.held_by else ""
@@ -189,8 +201,7 @@ class Keeper:
         ends = await ask(tps, LATEST, _GIVE_UP_S)
         ages = [await ask(tps, now_ms - int(1000 * age_s), _GIVE_UP_S) for age_s in AGES_S]
         needs = await self._readers.needs(view.ids)
-        for name, why in needs.unknown.items():
-            log.event("keeper_look_failed", error=f"{name}: {why}")
+        self._unknown |= needs.unknown
         found = []
         for tp, (policy, size) in wanted.items():
             if tp not in starts or tp not in ends:
@@ -224,7 +235,7 @@ class Keeper:
         if self.state.paused is not None:
             await self._cancel_moves(view)
             return
-        for deletion in self.deletions:
+        for deletion in self.deletions if now_ms else ():
             for one in deletion.ranges:
                 if not self._rests(keeper_state.DELETE):
                     await self._delete(view, deletion, one, now_ms)
