@@ -79,7 +79,10 @@ class ClusterAdmin:
     async def look(self) -> ClusterView:
         """Raises KafkaError or TimeoutError where no broker answers."""
         registered = (await self.ask_any(AllBrokersRequest())).brokers
+        # Before and after: one that ends or begins in between is still under way in this look.
+        moving = await self._reassignments()
         known = await read_answer(await self.ask_any(MetadataRequest(None)), read_metadata)
+        moving |= await self._reassignments()
         places = {node: (f"{host}:{port}", rack or "", fenced) for node, host, port, rack, fenced, _ in registered}
         asked = await asyncio.gather(*(self._disks(node, *place) for node, place in places.items()))
         brokers = {state.id: state for state, _, _ in asked}
@@ -87,7 +90,6 @@ class ClusterAdmin:
         dirs = {state.id: state for _, found, _ in asked for state in found}
         replicas = [replica for _, _, found in asked for replica in found]
         topics = await self._topic_settings(list(known.topics))
-        moving = await self._reassignments()
         partitions = {}
         for topic in known.topics.values():
             least = int(topics.get(topic.name, {}).get("min.insync.replicas") or 1)

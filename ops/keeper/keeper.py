@@ -231,7 +231,7 @@ class Keeper:
         if time.monotonic() - view.at_s > _FRESH_S:
             return
         for name, how in keeper_state.ended_moves(self.state, view).items():
-            await self._record({"kind": keeper_state.MOVE_ENDED, "name": name, "how": how})
+            await self._record({"kind": keeper_state.MOVE_ENDED, "replica": name, "how": how})
         if self.state.paused is not None:
             await self._cancel_moves(view)
             return
@@ -351,7 +351,7 @@ class Keeper:
         for name, move in list(self.state.moves.items()):
             with suppress(*_TROUBLE):
                 await self._cluster.cancel_move(move)
-                await self._record({"kind": keeper_state.MOVE_ENDED, "name": name, "how": "cancelled"})
+                await self._record({"kind": keeper_state.MOVE_ENDED, "replica": name, "how": "cancelled"})
         await self._throttle(view, list(self.state.moves.values()))
 
     async def _throttle(self, view: ClusterView, moves: list[Move]) -> bool:

@@ -66,7 +66,7 @@ class KeeperState:
             move = move_of(record["move"])
             self.moves[name_of(move)] = move
         elif kind == MOVE_ENDED:
-            self.moves.pop(record["name"], None)
+            self.moves.pop(record["replica"], None)
         elif kind == THROTTLE:
             self.topics, self.brokers = record["topics"], record["brokers"]
         elif kind == DELETE:

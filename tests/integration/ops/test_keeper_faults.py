@@ -93,7 +93,7 @@ async def test_a_plan_whose_keeper_is_killed_goes_to_its_end_by_another_one(tmp_
                     assert left["replicas"] == 0
                     assert load.fewest_in_sync >= 2
                 await until(lambda: not two.status["under_way"], "the last move is over")
-            ended = {o["name"]: o["how"] for o in await acts(kafka) if o["kind"] == "move-ended"}
+            ended = {o["replica"]: o["how"] for o in await acts(kafka) if o["kind"] == "move-ended"}
             assert {f"{o['move']['tp'][0]}-{o['move']['tp'][1]}@1" for o in begun} <= ended.keys()
             assert set(ended.values()) == {"done"}
             found = (await kafka.broker_settings())[1]

@@ -106,7 +106,7 @@ def test_the_state_is_what_the_log_says_and_so_is_its_sum(view: ClusterView) -> 
     gone = keeper_state.ended_moves(state, view)
     assert set(gone.values()) <= {"gone"}
     for name in ended:
-        state.apply(record(keeper_state.MOVE_ENDED, name=name, how="done"))
+        state.apply(record(keeper_state.MOVE_ENDED, replica=name, how="done"))
     assert not state.moves
 
 
