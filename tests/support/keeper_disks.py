@@ -55,8 +55,11 @@ class DiskCluster:
         return str(path)
 
     def free_percent(self, broker: int, disk: int) -> float:
-        found = os.statvfs(self.disks[broker][disk])
+        found = os.statvfs(self.disks[broker][disk].parent)
         return 100 * found.f_bavail / found.f_blocks
+
+    def least_free_percent(self) -> float:
+        return min(self.free_percent(broker, d) for broker, disks in self.disks.items() for d in range(len(disks)))
 
 
 class _Formatted(KafkaCluster):
