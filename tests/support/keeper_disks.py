@@ -206,11 +206,11 @@ async def running_load(
 
 
 async def fill(cluster: DiskCluster, topic: str, partition: int, mib: int, first: int = 1) -> int:
-    """Writes so many MiB of numbered records of 10 kB; returns the next number."""
+    """Writes so many MiB of numbered records of 50 kB; returns the next number."""
     async with AIOKafkaProducer(bootstrap_servers=cluster.kafka.bootstrap, acks="all") as producer:
-        last = first + mib * MIB // 10_000
+        last = first + mib * MIB // 50_000
         for n in range(first, last):
-            sent = await producer.send(topic, b"%d " % n + bytes(10_000), partition=partition)
+            sent = await producer.send(topic, b"%d " % n + bytes(50_000), partition=partition)
         await sent
     return last
 

@@ -33,7 +33,7 @@ DELETION = {
 
 async def test_a_disk_that_fails_is_left_and_one_that_fills_is_freed(tmp_path: Path) -> None:
     """Nothing that is acknowledged is lost, no partition is below min.insync.replicas, and a reader's records stay."""
-    with disk_cluster(tmp_path, brokers=4) as cluster:
+    with disk_cluster(tmp_path, brokers=4, mib=64) as cluster:
         async with client(cluster) as kafka:
             await create(kafka, "dc1.load", 4, 3, min_insync_replicas="2")
             readers = [{"topics": ["debug"], "consumer": "slow"}]
@@ -49,14 +49,14 @@ async def test_a_disk_that_fails_is_left_and_one_that_fills_is_freed(tmp_path: P
 
                     # A disk fills: the oldest records of a topic that may lose some go, up to what a reader needs.
                     await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
-                    await fill(cluster, "dc1.debug", 0, 68)
-                    await commit(cluster, "slow", "dc1.debug", 0, 500)
+                    await fill(cluster, "dc1.debug", 0, 45)
+                    await commit(cluster, "slow", "dc1.debug", 0, 50)
                     await until(lambda: any(one["missing_bytes"] for one in keeping.status["deletions"]), "it is held")
-                    assert await kafka.offset("dc1.debug", 0, EARLIEST) <= 500
-                    await commit(cluster, "slow", "dc1.debug", 0, 6000)
+                    assert await kafka.offset("dc1.debug", 0, EARLIEST) <= 50
+                    await commit(cluster, "slow", "dc1.debug", 0, 900)
                     await until(lambda: not keeping.status["deletions"] and cluster.least_free_percent() > 40, "enough")
                 first = await kafka.offset("dc1.debug", 0, EARLIEST)
-                assert 500 < first <= 6000
+                assert 50 < first <= 900
                 assert (await stored_numbers(kafka, "dc1.debug", 0))[0] == first + 1
                 await until(lambda: keeping.findings() <= {("dir-failed", failed)}, "all is well but the disk")
             records = await acts(kafka)
