@@ -75,7 +75,7 @@ async def test_a_plan_whose_keeper_is_killed_goes_to_its_end_by_another_one(tmp_
         async with client(cluster) as kafka:
             await create(kafka, "dc1.load", 6, 3, min_insync_replicas="2")
             for number in range(6):
-                await fill(cluster, "dc1.load", number, 3)
+                await fill(cluster, "dc1.load", number, 3, first=-1000)  # before the numbers of the load
             moves = {"throttle_bytes_per_s": _SLOW, "partitions_at_once": 2}
             settings = {"retire": retired(cluster, 1, 0), "moves": moves}
             with keeper(cluster, tmp_path, "one", **settings) as one:
