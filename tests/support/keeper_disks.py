@@ -14,6 +14,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,9 @@ class Load:
     fewest_in_sync: int = 99
     refused: int = 0
 
+    def _is_read(self, number: int) -> bool:
+        return set(self.acknowledged[number]) <= set(self.received.get(number, ()))
+
     async def check(self, kafka: KafkaClient) -> None:
         """What is acknowledged is stored once and in order, and the consumer received it."""
         for number in range(self.partitions):
@@ -132,7 +136,7 @@ class Load:
             stored = await stored_numbers(kafka, self.topic, number)
             assert stored == sorted(set(stored)), f"partition {number}: twice, or out of order"
             assert set(acknowledged) <= set(stored), f"partition {number}: acknowledged records are lost"
-            await until(lambda n=number: set(self.acknowledged[n]) <= set(self.received.get(n, ())), "all is read")
+            await until(partial(self._is_read, number), "all is read")
 
 
 async def stored_numbers(kafka: KafkaClient, topic: str, partition: int) -> list[int]:
@@ -251,9 +255,7 @@ async def client(cluster: DiskCluster) -> AsyncIterator[KafkaClient]:
 class KeeperProcess(ServiceWorker):
     """A keeper as it runs in production, quick to look."""
 
-    def __init__(
-        self, cluster: DiskCluster, folder: Path, name: str, module: str, settings: Mapping[str, Setting]
-    ) -> None:
+    def __init__(self, cluster: DiskCluster, folder: Path, name: str, module: str, settings: Mapping[str, Any]) -> None:
         [port] = free_ports(1)
         facts: dict[str, Setting] = {
             "dc": "dc1",
@@ -293,7 +295,7 @@ def keeper(
     folder: Path,
     name: str = "keeper",
     module: str = "logferry.ops.keeper",
-    **settings: Setting,
+    **settings: Any,
 ) -> Iterator[KeeperProcess]:
     process = KeeperProcess(cluster, folder, name, module, settings)
     process.child.start()

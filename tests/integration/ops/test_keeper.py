@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logferry.gateway.kafka.client import EARLIEST
@@ -71,6 +72,6 @@ async def test_a_disk_that_fails_is_left_and_one_that_fills_is_freed(tmp_path: P
             assert throttled["leader.replication.throttled.replicas"] == ""
 
 
-def _is_left(status: dict) -> bool:
+def _is_left(status: dict[str, Any]) -> bool:
     kinds = {one["kind"] for one in status["findings"]}
     return kinds <= {"dir-failed"} and not status["moves"] and not status["under_way"]
