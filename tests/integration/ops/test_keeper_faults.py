@@ -103,7 +103,7 @@ async def test_a_plan_whose_keeper_is_killed_goes_to_its_end_by_another_one(tmp_
             assert not [name for name in found if "throttled" in name or "alter.log.dirs.io" in name]
 
 
-async def test_pausing_cancels_what_is_under_way_and_resuming_goes_to_the_end(tmp_path: Path) -> None:
+async def test_pausing_cancels_what_is_under_way_and_resuming_begins_again(tmp_path: Path) -> None:
     from logferry.ops.keeper.command import main
 
     with disk_cluster(tmp_path, brokers=3, count=1) as cluster:
