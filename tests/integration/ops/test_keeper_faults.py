@@ -211,9 +211,13 @@ async def test_directories_and_brokers_are_balanced_under_load(tmp_path: Path) -
         async with client(cluster) as kafka:
             await create(kafka, "dc1.load", 4, 3, min_insync_replicas="2")
             await create(kafka, "dc1.large", 16, 1, min_insync_replicas="1")
-            for number in range(16):
-                if (cluster.disks[1][0] / f"dc1.large-{number}").exists():
-                    await fill(cluster, "dc1.large", number, 20)
+            held = [
+                [n for n in range(16) if (disk / f"dc1.large-{n}").exists()]
+                for disks in cluster.disks.values()
+                for disk in disks
+            ]
+            for number in max(held, key=len)[:2]:
+                await fill(cluster, "dc1.large", number, 20)
             assert _spread(cluster) > 25
             moves = {"balance_dirs": True, "balance_brokers": True, "balance_percent": 15}
             with keeper(cluster, tmp_path, moves=moves) as keeping:
