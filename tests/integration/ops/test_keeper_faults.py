@@ -80,7 +80,7 @@ async def test_a_plan_whose_keeper_is_killed_goes_to_its_end_by_another_one(tmp_
             for number in range(6):
                 await fill(cluster, "dc1.load", number, 3, first=-1000)  # before the numbers of the load
             moves = {"throttle_bytes_per_s": _SLOW, "partitions_at_once": 2}
-            settings = {"retire": retired(cluster, 1, 0), "moves": moves}
+            settings: dict[str, Any] = {"retire": retired(cluster, 1, 0), "moves": moves}
             with keeper(cluster, tmp_path, "one", **settings) as one:
                 await kept_acting(one)
                 await until(lambda: one.status["under_way"], "moves are under way")
@@ -112,7 +112,10 @@ async def test_pausing_cancels_what_is_under_way_and_resuming_begins_again(tmp_p
             for number in range(2):
                 await fill(cluster, "dc1.load", number, 8)
             moves = {"throttle_bytes_per_s": _SLOW, "partitions_at_once": 2}
-            settings = {"accept_weak_kafka": ["replication", "min-isr"], "retire": retired(cluster, 1, 0)}
+            settings: dict[str, Any] = {
+                "accept_weak_kafka": ["replication", "min-isr"],
+                "retire": retired(cluster, 1, 0),
+            }
             with keeper(cluster, tmp_path, moves=moves, **settings) as keeping:
                 await kept_acting(keeping)
                 await until(lambda: keeping.status["under_way"], "moves are under way")
@@ -130,8 +133,8 @@ async def test_one_keeper_acts_and_a_late_one_is_fenced(tmp_path: Path) -> None:
     with disk_cluster(tmp_path, brokers=3, count=2) as cluster:
         async with client(cluster) as kafka:
             await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
-            weak = {"accept_weak_kafka": ["replication", "min-isr"]}
-            deletion = {
+            weak: dict[str, Any] = {"accept_weak_kafka": ["replication", "min-isr"]}
+            deletion: dict[str, Any] = {
                 "below_free_percent": 40,
                 "until_free_percent": 60,
                 "policies": [{"topics": ["debug"], "keep_s": 0}],
@@ -237,7 +240,7 @@ async def test_without_act_nothing_in_kafka_is_changed_and_the_plan_is_shown(tmp
         async with client(cluster) as kafka:
             await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
             await fill(cluster, "dc1.debug", 0, 70)
-            deletion = {
+            deletion: dict[str, Any] = {
                 "below_free_percent": 40,
                 "until_free_percent": 60,
                 "policies": [{"topics": ["debug"], "keep_s": 0}],
@@ -256,13 +259,13 @@ async def test_below_the_last_threshold_a_reader_is_not_waited_for_and_that_is_w
             await create(kafka, "dc1.debug", 1, 1, min_insync_replicas="1")
             last = await fill(cluster, "dc1.debug", 0, 70)
             await commit(cluster, "slow", "dc1.debug", 0, 10)
-            deletion = {
+            deletion: dict[str, Any] = {
                 "below_free_percent": 40,
                 "until_free_percent": 60,
                 "last_free_percent": 39,
                 "policies": [{"topics": ["debug"], "keep_s": 0}],
             }
-            settings = {"readers": [{"topics": ["debug"], "consumer": "slow"}], "deletion": deletion}
+            settings: dict[str, Any] = {"readers": [{"topics": ["debug"], "consumer": "slow"}], "deletion": deletion}
             with keeper(cluster, tmp_path, accept_weak_kafka=["replication", "min-isr"], **settings) as keeping:
                 await kept_acting(keeping)
                 await until(lambda: any(o["kind"] == "deleted" for o in keeping.status["log"]), "records are deleted")
