@@ -214,12 +214,8 @@ async def test_directories_and_brokers_are_balanced_under_load(tmp_path: Path) -
         async with client(cluster) as kafka:
             await create(kafka, "dc1.load", 4, 3, min_insync_replicas="2")
             await create(kafka, "dc1.large", 16, 1, min_insync_replicas="1")
-            held = [
-                [n for n in range(16) if (disk / f"dc1.large-{n}").exists()]
-                for disks in cluster.disks.values()
-                for disk in disks
-            ]
-            for number in max(held, key=len)[:2]:
+            await until(lambda: sum(map(len, _large(cluster))) == 16, "all partitions are made")
+            for number in max(_large(cluster), key=len)[:2]:
                 await fill(cluster, "dc1.large", number, 20)
             assert _spread(cluster) > 25
             moves = {"balance_dirs": True, "balance_brokers": True, "balance_percent": 15}
@@ -228,6 +224,12 @@ async def test_directories_and_brokers_are_balanced_under_load(tmp_path: Path) -
                     await kept_acting(keeping)
                     await until(lambda: is_left(keeping) and _spread(cluster) <= 25, "balance", 180)
                     assert load.fewest_in_sync >= 2
+
+
+def _large(cluster: DiskCluster) -> list[list[int]]:
+    """The partitions in each directory."""
+    places = [disk for disks in cluster.disks.values() for disk in disks]
+    return [[n for n in range(16) if (disk / f"dc1.large-{n}").exists()] for disk in places]
 
 
 def _spread(cluster: DiskCluster) -> float:
