@@ -18,6 +18,7 @@ _BY_LEVEL: Final = {
         lanes_assigned lane_open lane_revoked session_reader_gone graphite_back clocks_agree link_recovered
         target_created target_grown target_altered partition_resumed partition_accepted
         delivery_replayed
+        keeper_acts keeper_stands_by keeper_act keeper_finding_over
     """,
     "warning": """
         kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended
@@ -27,6 +28,7 @@ _BY_LEVEL: Final = {
         session_partition_leaderless
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
         delivery_set_aside staging_not_freed
+        keeper_finding keeper_act_failed keeper_look_failed keeper_fenced
     """,
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed

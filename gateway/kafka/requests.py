@@ -185,7 +185,7 @@ def read_operations(raw: BytesIO) -> dict[str, int]:
     return {name: operations for error, name, _id, _internal, _partitions, operations, _tags in topics if not error}
 
 
-_TOPIC_RESOURCE, _SET = 2, 0
+_TOPIC_RESOURCE, _SET, _DELETE = 2, 0, 1
 
 
 class AlterConfigsRequest(
@@ -195,11 +195,11 @@ class AlterConfigsRequest(
     asked="resources[type:int8 name:text changes[name:text operation:int8 value:text]] validate_only:bool",
     answered="throttle_time_ms:int32 responses[error_code:int16 error_message:text type:int8 name:text]",
 ):
-    """Changes these settings of a topic, and leaves its others."""
+    """Changes these settings of a topic, or of another resource, and leaves its others. None: back to the default."""
 
-    def __init__(self, topic: str, settings: Mapping[str, str]) -> None:
-        changes: list[Any] = [(name, _SET, value, {}) for name, value in settings.items()]
-        super().__init__([(_TOPIC_RESOURCE, topic, changes, {})], False)
+    def __init__(self, name: str, settings: Mapping[str, str | None], resource: int = _TOPIC_RESOURCE) -> None:
+        changes: list[Any] = [(key, _DELETE if value is None else _SET, value, {}) for key, value in settings.items()]
+        super().__init__([(resource, name, changes, {})], False)
 
 
 class CommitRequest(

@@ -25,8 +25,7 @@ _OPERATORS_PYTHON = (3, 11)
 _DEMO = "Try it on this machine"
 _HOSTS = "Hosts that write logs"
 _PROGRAMS = "Programs and shells"
-_SERVICES = "Services"
-_SCHEDULED = "Scheduled jobs"
+_SERVICES = "Services and scheduled jobs"
 _OPERATORS = "Operators"
 
 
@@ -49,10 +48,11 @@ COMMANDS = {
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre", _SERVICES),
     "mirror": Command("logferry.ops.commands.mirror", "gateway", "copy topics from other data centres", _SERVICES),
     "deliver": Command("logferry.gateway.delivery.__main__", "gateway", "push topics to HTTP receivers", _SERVICES),
+    "keeper": Command("logferry.ops.keeper.command", "ops", "watch Kafka and its disks, and act in bounds", _SERVICES),
     "load": Command(
-        "logferry.ops.commands.load", "loaders", "load topics into tables, once or continuously", _SCHEDULED
+        "logferry.ops.commands.load", "loaders", "load topics into tables, once or continuously", _SERVICES
     ),
-    "table": Command("logferry.ops.commands.table", "loaders", "inspect, compact, reset or move a table", _SCHEDULED),
+    "table": Command("logferry.ops.commands.table", "loaders", "inspect, compact, reset or move a table", _SERVICES),
     "status": Command("logferry.ops.status.command", "ops", "health of a gateway or mirror, with causes", _OPERATORS),
     "audit": Command("logferry.ops.audit.command", "ops", "verify exactly-once delivery from stored data", _OPERATORS),
     "doctor": Command("logferry.ops.doctor.command", "gateway", "check this host and its Kafka", _OPERATORS),

@@ -66,6 +66,7 @@ MAIN_WAYS: Final[dict[str, str]] = {
         "test_a_gateway_with_the_documented_rights_is_well test_each_missing_right_is_named_with_its_grant "
         "test_each_setting_of_kafka_that_is_wrong_is_named"
     ),
+    "ops/test_keeper.py": "test_a_disk_that_fails_is_left_and_one_that_fills_is_freed",
     "ops/test_read_command.py": "test_the_data_alone_byte_for_byte test_all_that_is_known_of_each_chunk",
     "ops/test_stack.py": "test_the_fixture_answers test_up_prints_one_line_and_stops_on_sigterm",
     "ops/test_status.py": "test_the_whole_of_a_healthy_gateway",

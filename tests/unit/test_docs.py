@@ -27,6 +27,7 @@ from logferry.loaders.config import Config as LoaderConfig
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.config import AuditConfig
 from logferry.ops.cli import main
+from logferry.ops.keeper.config import KeeperConfig
 
 from tests.support.reference.__main__ import FOLDER, pages
 
@@ -69,6 +70,7 @@ _BASE: dict[str, dict[str, Any]] = {
         "remote": [{"dc": "dc1", "kafka": {"bootstrap_servers": "k:9092"}}],
     },
     "deliver": {"dc": "dc1", "kafka": {"bootstrap_servers": "k:9092"}},
+    "keeper": {"dc": "dc1", "kafka": {"bootstrap_servers": "k:9092"}},
     "load": {"kafka": {"bootstrap_servers": "k:9092"}, "tables": [{"path": "/warehouse/t", "topics": ["*.t"]}]},
     "audit": {"kafka": {"bootstrap_servers": "k:9092"}},
     "push": {"url": "http://127.0.0.1:8080", "state_dir": "/tmp/s", "topic": "t"},
@@ -77,6 +79,7 @@ _MODELS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gateway": GatewayConfig.model_validate,
     "mirror": MirrorConfig.model_validate,
     "deliver": DeliverConfig.model_validate,
+    "keeper": KeeperConfig.model_validate,
     "load": LoaderConfig.model_validate,
     "audit": AuditConfig.model_validate,
 }
@@ -267,7 +270,9 @@ def test_the_usage_of_a_command_is_one_line() -> None:
 def test_the_page_of_metrics_has_every_metric() -> None:
     """Names as the code has them: first arguments of the metric classes, and what the push-client renders."""
     made: set[str] = set()
-    for path in (file for folder in ("gateway", "mirror", "loaders") for file in (ROOT / folder).rglob("*.py")):
+    for path in (
+        file for folder in ("gateway", "mirror", "loaders", "ops/keeper") for file in (ROOT / folder).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
                 kind = node.func.id.removesuffix("MetricFamily").strip("_").title()

@@ -109,6 +109,8 @@ OPS: dict[str, tuple[str, ...]] = {
     ),
     "ops.status": ("ops.cli",),
     "ops.doctor": ("ops.cli", "ops.runtime", "ops.audit"),
+    "ops.keeper": ("ops.cli", "ops.keeper.planning"),
+    "ops.keeper.planning": (),
     "ops.demo": (
         *("ops.cli", "ops.runtime", "ops.stack", "ops.audit", "ops.audit.compare", "ops.audit.digests"),
         *("ops.generate", "ops.status"),
@@ -146,6 +148,7 @@ PURE = (
     "ops.audit.tables.rows",
     "gateway.api.diagnosis",
     "ops.capacity.plan",
+    *("ops.keeper.planning", "ops.keeper.admin_requests"),
 )
 # A pure module may hold paths as values; the heartbeats of sources are spread at random.
 ALSO = {

@@ -138,6 +138,22 @@ def loader(stack: Stack, push: tuple[Child, int], tmp_path_factory: pytest.TempP
     stop_all([child], 30)
 
 
+@pytest.fixture(scope="module")
+def keeping(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A keeper that only shows its plan, and looks twice a second."""
+    folder = tmp_path_factory.mktemp("keeper")
+    [port] = free_ports(1)
+    (folder / "keeper.toml").write_text(
+        f'dc = "dc1"\nlisten = "127.0.0.1:{port}"\nwatch.every_s = 0.5\n'
+        f'kafka.bootstrap_servers = "{stack.cluster("dc1").bootstrap}"\n'
+    )
+    command = [sys.executable, "-m", "logferry.ops.keeper", "--config", str(folder / "keeper.toml"), "--worker", "0"]
+    child = Child("keeper", command, folder / "log")
+    child.start()
+    yield port
+    stop_all([child], 10)
+
+
 class Jobs:
     """The statuses of jobs as the documented script leaves them, served as node_exporter serves its text files."""
 
@@ -178,7 +194,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def prometheus(
-    stack: Stack, push: tuple[Child, int], loader: int, jobs: Jobs, tmp_path_factory: pytest.TempPathFactory
+    stack: Stack,
+    push: tuple[Child, int],
+    loader: int,
+    keeping: int,
+    jobs: Jobs,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Prometheus]:
     def targets(urls: list[str], **labels: str) -> dict[str, Any]:
         return {"targets": [url.removeprefix("http://") for url in urls], "labels": labels}
@@ -189,6 +210,7 @@ def prometheus(
         "logferry-mirror": [targets(stack.urls(dc, "mirror"), target_dc=dc) for dc in dcs],
         "logferry-push": [targets([f"127.0.0.1:{push[1]}"], dc="dc1", host="web1")],
         "logferry-load": [targets([f"127.0.0.1:{loader}"], dc="dc1")],
+        "logferry-keeper": [targets([f"127.0.0.1:{keeping}"], dc="dc1")],
         "node": [targets([f"127.0.0.1:{jobs.port}"], dc="dc1")],
     }
     # `dc` of the mirror's own metrics is the remote data centre: it stays.

@@ -44,4 +44,5 @@ SUBCOMMANDS: Final = {
         *("segments list", "segments wait", "segments exclude", "segments include"),
     ),
     "mirror": ("resume",),
+    "keeper": ("status", "plan", "log", "pause", "resume"),
 }

@@ -15,6 +15,7 @@ from logferry.gateway.delivery.config import DeliverConfig
 from logferry.loaders.config import Config as LoaderConfig
 from logferry.mirror.config import MirrorConfig
 from logferry.ops.audit.config import AuditConfig
+from logferry.ops.keeper.config import KeeperConfig
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -75,6 +76,7 @@ def pages() -> dict[str, str]:
         "gateway": ("`logferry gateway --config gateway.toml`", GatewayConfig, "gateway.md"),
         "mirror": ("`logferry mirror --config mirror.toml`", MirrorConfig, "mirror.md"),
         "deliver": ("`logferry deliver --config deliver.toml`", DeliverConfig, "push-delivery.md"),
+        "keeper": ("`logferry keeper --config keeper.toml`", KeeperConfig, "../operations/keeper.md"),
         "loader": (
             "`logferry load --config load.toml`, and `logferry table … --config load.toml`",
             LoaderConfig,
@@ -93,9 +95,10 @@ def pages() -> dict[str, str]:
 
 
 def _page(name: str, used_by: str, settings: list[Setting], guide: str) -> str:
+    guide = guide if guide.startswith("../") else f"../guides/{guide}"
     lines = [
         HEAD, "", f"# Configuration: {name}", "",
-        f"Every setting of the TOML file that {used_by} reads. The [guide](../guides/{guide}) shows complete files.",
+        f"Every setting of the TOML file that {used_by} reads. The [guide]({guide}) shows complete files.",
         "An unknown key is refused with its path. A key with `[]` is in a table that may be repeated (`[[…]]`);",
         "`<name>` is a name that you choose.", "",
         "| key | meaning | type | unit | default |", "| --- | --- | --- | --- | --- |",

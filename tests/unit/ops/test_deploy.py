@@ -156,7 +156,7 @@ def exposure(unit: Path) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("name", ["gateway", "mirror", "deliver"])
+@pytest.mark.parametrize("name", ["gateway", "mirror", "deliver", "keeper"])
 def test_the_command_of_a_unit_is_one(name: str):
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment, method-assign]

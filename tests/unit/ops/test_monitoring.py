@@ -66,7 +66,7 @@ def test_a_dashboard_is_one_for_grafana(name: str) -> None:
 
 
 def test_there_is_a_dashboard_of_each_part() -> None:
-    assert set(DASHBOARDS) == {"overview", "gateway", "mirror", "loader", "push"}
+    assert set(DASHBOARDS) == {"overview", "gateway", "mirror", "loader", "push", "keeper"}
 
 
 # ---- by promtool -------------------------------------------------------------------------------------------------
@@ -153,6 +153,12 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'node_filesystem_avail_bytes{job="node-push", mountpoint="/var"}': "21x180",
          'node_filesystem_size_bytes{job="node-push", mountpoint="/var"}': "100x180"},
     ),
+    "KeeperDown": one('logferry_keeper_look_timestamp_seconds{dc="dc1"}', "0x180", "0+60x180"),
+    "KeeperDoesNotAct": one('logferry_keeper_acting{dc="dc1"}', "0x180", "1x180"),
+    "KafkaNeedsOperator": one('logferry_keeper_findings{dc="dc1", kind="dir-failed"}', "1x180", "0x180"),
+    "KafkaDirFills": one('logferry_keeper_dir_full_seconds{dc="dc1", broker="1", dir="/a"}', "9000x180", "99000x180"),
+    "RecordsDeleted": one('logferry_keeper_deleted_bytes_total{dc="dc1"}', GROWING, FLAT),
+    "KeeperActsFail": one('logferry_keeper_records_total{dc="dc1", kind="failed"}', "0+1x180", FLAT),
     "JobNeedsOperator": one('job_exit_status{name="load"}', "1x180", "3x180"),
     "StatusReportsProblem": one('job_exit_status{name="status-mirror-dc2"}', "1x180", "0x180"),
     "LoadDoesNotSucceed": one('job_success_seconds{name="load"}', "0x180", "0+60x180"),
