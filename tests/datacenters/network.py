@@ -31,8 +31,8 @@ _READY_S: Final = 20.0
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 WHAT_TO_DO: Final = (
     "this needs network namespaces: run it as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN (in a container:"
-    " --privileged --device /dev/net/tun), or allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1,"
-    " kernel.apparmor_restrict_unprivileged_userns=0)"
+    " --privileged --device /dev/net/tun), or allow unprivileged user namespaces (sysctl"
+    " kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0)"
 )
 
 
