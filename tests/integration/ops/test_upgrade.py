@@ -37,7 +37,6 @@ from tests.support.mirror import differences_in_the_end
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT: Final = Path(__file__).parents[3]
-_TOPIC: Final = "app"
 _WORKERS: Final = 2
 _READY_S: Final = 90.0
 _STOP_S: Final = 60.0
@@ -89,10 +88,10 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kaf
 class Fleet:
     """One process of each kind, two of gateway and mirror, each in a version of its own."""
 
-    def __init__(self, folder: Path, clusters: dict[str, KafkaCluster], prefix: str) -> None:
+    def __init__(self, folder: Path, clusters: dict[str, KafkaCluster], topic: str) -> None:
+        self.topic, self._prefix = topic, f"for-{topic}"
         self.folder, self._children = folder, dict[str, Child]()
         self._kafka = {dc: {"bootstrap_servers": cluster.bootstrap} for dc, cluster in clusters.items()}
-        self._prefix = prefix
         self._ports = {name: free_ports(_WORKERS)[0] for name in ("gateway", "mirror", "deliver")}
         self.table = folder / "table"
         self.logs = folder / "var"
@@ -161,16 +160,23 @@ class Fleet:
     def _configure(self) -> None:
         here, there = self._kafka["dc1"], self._kafka["dc2"]
         shared: dict[str, Setting] = {"prefix": self._prefix, "accept_weak_kafka": _WEAK, "workers": _WORKERS}
+        remote: list[Setting] = [{"dc": "dc1", "topics": [self.topic], "kafka": here}]
         files: dict[str, dict[str, Setting]] = {
             "gateway": {"dc": "dc1", "lanes": 4, **shared, "kafka": here},
-            "mirror": {"dc": "dc2", "lanes": 4, **shared, "kafka": there, "remote": [{"dc": "dc1", "kafka": here}]},
+            "mirror": {"dc": "dc2", "lanes": 4, **shared, "kafka": there, "remote": remote},
             "deliver": {"dc": "dc1", "lanes": 4, **shared, "allowed_networks": ["127.0.0.0/8"], "kafka": here},
         }
         for service, settings in files.items():
             plain = {"listen": f"127.0.0.1:{self._ports[service]}", **settings}
             # Arrays of tables stand inline, so plain values come first.
             self._write(service, dict(sorted(plain.items(), key=lambda one: isinstance(one[1], dict))))
-        push: dict[str, Setting] = {"topic": _TOPIC, "url": self.urls, "host": "web1", "heartbeat_s": 5, "idle_s": 5}
+        push: dict[str, Setting] = {
+            "topic": self.topic,
+            "url": self.urls,
+            "host": "web1",
+            "heartbeat_s": 5,
+            "idle_s": 5,
+        }
         paths: list[Setting] = [{"paths": [f"{self.logs}/*.log"]}]
         self._write("push", {**push, "state_dir": str(self.folder / "push-state"), "files": paths})
         parser: dict[str, Setting] = {
@@ -179,7 +185,7 @@ class Fleet:
             "event_time": {"column": "t", "formats": ["epoch_ms"]},
         }
         segments: dict[str, Setting] = {"window_s": 10, "late_wait_s": 1, "source_idle_s": 5, "max_wait_s": 60}
-        table: dict[str, Setting] = {"path": str(self.table), "topics": [f"dc1.{_TOPIC}"], "parser": parser}
+        table: dict[str, Setting] = {"path": str(self.table), "topics": [f"dc1.{self.topic}"], "parser": parser}
         loader: dict[str, Setting] = {"dc": "dc1", "prefix": self._prefix, "follow_s": 1}
         loader["tables"] = [{**table, "segments": segments}]
         spark: Setting = {"master": "local[1]", "driver_memory": "1g", "scratch": str(self.folder / "scratch")}
@@ -212,13 +218,14 @@ class GrowingFiles:
             file.close()
 
 
-@pytest.mark.parametrize("added", ["gateway/console/__init__.py", "gateway/delivery/config.py"])
+@pytest.mark.parametrize(
+    ("added", "topic"), [("gateway/console/__init__.py", "console"), ("gateway/delivery/config.py", "delivery")]
+)
 async def test_every_process_there_and_back(
-    added: str, clusters: dict[str, KafkaCluster], topic_name: str, tmp_path: Path
+    added: str, topic: str, clusters: dict[str, KafkaCluster], tmp_path: Path
 ) -> None:
     old = await asyncio.to_thread(before, added, tmp_path / "old")
-    prefix = f"upgrade{abs(hash(added)) % 1000}"
-    with Fleet(tmp_path, clusters, prefix) as fleet:
+    with Fleet(tmp_path, clusters, topic) as fleet:
         async with receiver() as got:
             growing = GrowingFiles(fleet.logs)
             try:
@@ -227,13 +234,13 @@ async def test_every_process_there_and_back(
                 growing.stop()
             # The end is in the earlier version, as after a rollback.
             await asyncio.to_thread(fleet.send_the_rest, old)
-            stored = await read_topic(clusters["dc1"].bootstrap, f"dc1.{_TOPIC}")
+            stored = await read_topic(clusters["dc1"].bootstrap, f"dc1.{topic}")
             assert check_http(load.history, stored) == []
             truths = {"web1": [FileTruth(file.log, file.number) for file in growing.files]}
             sources, found = union([stored])
             assert found == []
             assert check_files(sources, truths) == ([], 0)
-            original, copy = ((cluster.bootstrap, f"dc1.{_TOPIC}") for cluster in clusters.values())
+            original, copy = ((cluster.bootstrap, f"dc1.{topic}") for cluster in clusters.values())
             assert await differences_in_the_end(original, copy, _END_S) == []
             await _check_table(fleet, sources)
             if not old.has("gateway/delivery"):  # its state waited for a version that has it
@@ -249,13 +256,13 @@ async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load
     for name in [*pairs["gateway"], *pairs["mirror"], "push", "loader"]:
         await asyncio.to_thread(fleet.run, name, old)
     async with aiohttp.ClientSession() as session:
-        async with session.put(f"{fleet.urls[0]}/v1/topics/{_TOPIC}", json={"partitions": 4}) as answer:
+        async with session.put(f"{fleet.urls[0]}/v1/topics/{fleet.topic}", json={"partitions": 4}) as answer:
             assert answer.status < 300, await answer.text()
         has_deliver = old.has("gateway/delivery")
         if has_deliver:
             await _subscribe(session, fleet, got)
             await asyncio.to_thread(fleet.run, "deliver-0", old)
-        async with Load(_TOPIC, fleet.urls, seed=11, sources=8) as load:
+        async with Load(fleet.topic, fleet.urls, seed=11, sources=8) as load:
             await load.acknowledged(_MORE)
             for release, names in ((NOW, order), (old, order[::-1])):
                 for name in names:
@@ -274,7 +281,7 @@ async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load
 
 
 async def _subscribe(session: aiohttp.ClientSession, fleet: Fleet, got: PushReceiver) -> None:
-    body = {"topics": [f"dc1.{_TOPIC}"], "url": got.url, "start": "earliest", "max_wait_ms": 20}
+    body = {"topics": [f"dc1.{fleet.topic}"], "url": got.url, "start": "earliest", "max_wait_ms": 20}
     async with session.put(f"{fleet.urls[0]}/v1/subscriptions/upgrade", json=body) as answer:
         assert answer.status < 300, await answer.text()
 
