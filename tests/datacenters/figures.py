@@ -80,15 +80,6 @@ def console_cells(looks: Iterable[Look], phase: Phase) -> list[str]:
     return [str(len(found)), str(silent), f"{max(lags):.1f} s" if lags else "", waits[-1] if waits else ""]
 
 
-def first_after(looks: Iterable[Look], from_ms: float, text: str) -> Look | None:
-    """The first look since then that has a problem, or a reason to wait, with this text."""
-    for look in looks:
-        said = (*(look.wrong or ()), look.wait or "")
-        if look.at_ms >= from_ms and any(text in one for one in said):
-            return look
-    return None
-
-
 def caught_up_s(notes: Iterable[Note], from_ms: float) -> float | None:
     """Seconds from then until a reader that was behind gets chunks that are up to date. None: not at all."""
     later = [note for note in notes if note["at_ms"] >= from_ms]
