@@ -22,6 +22,11 @@ from typing import Final
 
 import aiohttp
 import pytest
+from logferry.loaders.location import Location
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import Ledger, new_entry
+from logferry.loaders.storage.ledger_summary import merge_entries
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import Child, Setting, configuration, free_ports, get, stop_all
@@ -33,8 +38,6 @@ from tests.soak.verdict import FileTruth, Stored, check_files, check_http, check
 from tests.support.clients import Load
 from tests.support.delivery import PushReceiver, receiver
 from tests.support.mirror import differences_in_the_end
-
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT: Final = Path(__file__).parents[3]
 _WORKERS: Final = 2
@@ -218,6 +221,9 @@ class GrowingFiles:
             file.close()
 
 
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("added", "topic"), [("gateway/console/__init__.py", "console"), ("gateway/delivery/config.py", "delivery")]
 )
@@ -293,3 +299,47 @@ async def _check_table(fleet: Fleet, sources: dict[str, list[Stored]]) -> None:
         await asyncio.sleep(0.5)
     assert check_rows(wanted, rows) == []
     assert await asyncio.to_thread(read_segments, fleet.table)
+
+
+_CONTINUED: Final = """
+import sys
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage.ledger import Ledger, new_entry
+from pathlib import Path
+try:
+    from logferry.loaders.location import Location
+except ImportError:
+    place = Path(sys.argv[1])
+else:
+    place = Location.of(sys.argv[1])
+ledger = Ledger(TablePaths.of(place).ledger)
+ledger.create()
+last = ledger.get(ledger.last())
+ranges = [one._replace(start=one.end, end=one.end + 10) for one in last.ranges]
+ledger.put(new_entry(last.batch + 1, "dc1", "lines/1", "older", ranges))
+print(last.batch, len(ledger.entries()))
+"""
+
+
+def test_a_ledger_is_continued_by_an_earlier_loader_until_it_is_merged(tmp_path: Path) -> None:
+    """Afterwards the earlier one reads it, and refuses to write by name: nothing is lost."""
+    old = before("loaders/storage/ledger_summary.py", tmp_path / "old")
+    ledger = Ledger(TablePaths.of(Location.of(tmp_path / "logs")).ledger)
+    ledger.create()
+    for n in range(12):
+        ranges = [Range("dc1.a", 0, "id", 10 * n, 10 * n + 10)]
+        ledger.put(new_entry(n, "dc1", "lines/1", f"run{n}", ranges))
+    (tmp_path / "continued.py").write_text(_CONTINUED, encoding="utf-8")
+    command = [*old.program("none")[:-2], str(tmp_path / "continued.py"), str(tmp_path / "logs")]
+
+    def continued() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    assert (done := continued()).stdout.split() == ["11", "13"], done.stderr
+    found = ledger.entries()
+    assert [entry.batch for entry in found] == [*range(13)]
+    assert found[-1].ranges == (Range("dc1.a", 0, "id", 120, 130),)
+    assert merge_entries(ledger.path, keep=4) == 9
+    assert "cannot be written" in continued().stderr
+    assert ledger.entries()[-1] == found[-1]
