@@ -145,7 +145,7 @@ class Secrets:
 
     def make_tokens(self) -> None:
         text = block("production", "umask 077\nfor name in web-hosts readers loader operator prometheus; do")
-        self._shell(DCS[0], "tokens", text, self.folder)
+        self.shell(DCS[0], "tokens", text, self.folder)
         for name in _TOKENS:
             entry = (self.folder / f"{name}.entry").read_text(encoding="utf-8")
             self.digests[name] = re.findall(r'sha256 = "(\w+)"', entry)[0]
@@ -155,7 +155,7 @@ class Secrets:
             "kafka",
             "umask 077\ndc=dc1 other=dc2 ",
         )
-        self._shell(dc, "users", text.replace("dc=dc1 other=dc2", f"dc={dc} other={other(dc)}"), self.folder / dc)
+        self.shell(dc, "users", text.replace("dc=dc1 other=dc2", f"dc={dc} other={other(dc)}"), self.folder / dc)
 
     async def grant_rights(self, dc: str) -> int:
         """Returns how many were granted."""
@@ -195,8 +195,10 @@ class Secrets:
     async def await_brokers(self, dc: str) -> None:
         await (await self._connected(dc)).close()
 
-    def _shell(self, dc: str, name: str, text: str, folder: Path) -> None:
-        """A script of the documentation, on the loader host, with our programs in the PATH."""
+    def shell(self, dc: str, name: str, text: str, folder: Path) -> None:
+        """A script of the documentation, on the loader host, with our programs in the PATH. Raises Unavailable."""
+        if text.startswith("$ "):
+            text = re.sub(r"^\$ ", "", text, flags=re.MULTILINE)
         script = folder / f"{name}.sh"
         script.write_text(f"set -eu\ncd '{folder}'\n{text}", encoding="utf-8")
         path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"

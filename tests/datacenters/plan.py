@@ -14,10 +14,9 @@ from typing import Final, NamedTuple
 DCS: Final = ("dc1", "dc2")
 BROKERS: Final = (1, 2, 3)
 GATEWAYS: Final = (1, 2)
-MIRROR: Final = 3
+MIRROR: Final = 1
 WORKERS: Final = 2
 TOPIC: Final = "nginx"
-PARTITIONS: Final = 12
 WINDOW_S: Final = 20
 LINK: Final = {dc: f"10.255.0.{number}" for number, dc in enumerate(DCS, 1)}
 _PAGES: Final = Path(__file__).parents[2] / "ops" / "docs" / "operations"

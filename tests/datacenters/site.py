@@ -26,10 +26,10 @@ from tests.datacenters.plan import (
     DCS,
     GATEWAYS,
     MIRROR,
-    PARTITIONS,
     TOPIC,
     WORKERS,
     Host,
+    block,
     configuration,
     server_properties,
 )
@@ -97,11 +97,20 @@ class Site:
         for dc in DCS:
             for node in GATEWAYS:
                 self._until(lambda dc=dc, node=node: self.is_ready(dc, node), f"the gateway on gw{node}.{dc}")  # type: ignore[misc]
-            self.admin(dc).request("PUT", f"/v1/topics/{TOPIC}", {"partitions": PARTITIONS})
+        self._follow("topics", "$ logferry topics create nginx ")
         for dc in DCS:
             host = self.network.hosts[f"kafka{MIRROR}.{dc}.example"]
             self._serve(f"{dc}/mirror", host, "mirror.toml", "logferry.mirror")
             self._until(lambda dc=dc: self._answers(f"https://gw{MIRROR}.{dc}.example:8180"), f"the mirror of {dc}")  # type: ignore[misc]
+
+        self._say("step 11: status, a chunk that is sent twice, and read back in the other data centre")
+        self._follow("status", "$ logferry status --url https://gw1.dc1.example:8443 ")
+        self._follow("send-twice", "(umask 077; printf 'Authorization: ")
+        self._follow("read-back", "$ logferry read dc1.app-probe ")
+
+    def _follow(self, name: str, begins: str) -> None:
+        """Runs a block of commands of the page, where operators work."""
+        self.secrets.shell(DCS[0], name, block("production", begins), self.secrets.folder)
 
     def start_gateway(self, dc: str, node: int) -> None:
         host = self.network.hosts[f"kafka{node}.{dc}.example"]
@@ -180,10 +189,6 @@ class Site:
     def urls(self, dc: str) -> list[str]:
         """Of the gateways, the preferred one first."""
         return [f"https://gw{node}.{dc}.example:8443" for node in GATEWAYS]
-
-    def admin(self, dc: str, node: int = 1) -> GatewayClient:
-        token = (self.secrets.folder / "operator.token").read_text(encoding="ascii").strip()
-        return GatewayClient(self.urls(dc)[node - 1], token, str(self.secrets.folder / "ca.pem"))
 
     def is_ready(self, dc: str, node: int) -> bool:
         return all(self._answers(f"https://gw{node}.{dc}.example:{8443 + worker}") for worker in range(WORKERS))

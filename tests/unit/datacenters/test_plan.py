@@ -100,7 +100,7 @@ def test_workers_know_each_other_and_nobody_of_the_other_data_centre(dc: str, tm
     assert own["dc"] == dc
     assert own["data_centres"] == [other(dc)]
     assert {one["advertised_host"] for one in settings.values()} == set(settings)
-    mirror = tomllib.loads(configuration("mirror.toml", hosts()[2 if dc == "dc1" else 7], tmp_path, _DIGESTS))
+    mirror = tomllib.loads(configuration("mirror.toml", hosts()[0 if dc == "dc1" else 5], tmp_path, _DIGESTS))
     assert (mirror["dc"], mirror["remote"][0]["dc"]) == (dc, other(dc))
     assert mirror["remote"][0]["kafka"]["sasl_username"] == f"mirror-{dc}"
     assert f".{other(dc)}." in mirror["remote"][0]["kafka"]["bootstrap_servers"]
