@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -101,7 +102,8 @@ class Network:
     def _mount_names(self) -> None:
         """The names of the hosts, for this process and its children alone."""
         file = self._folder / "hosts"
-        file.write_text(hosts_file(), encoding="ascii")
+        # Programs look up the name of the machine, too.
+        file.write_text(f"{hosts_file()}127.0.0.1 {socket.gethostname()}\n", encoding="ascii")
         _called("unshare", _CLONE_NEWNS)
         _called("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
         _called("mount", str(file).encode(), b"/etc/hosts", None, _MS_BIND, None)

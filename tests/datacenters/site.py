@@ -104,9 +104,25 @@ class Site:
             self._until(lambda dc=dc: self._answers(f"https://gw{MIRROR}.{dc}.example:8180"), f"the mirror of {dc}")  # type: ignore[misc]
 
         self._say("step 11: status, a chunk that is sent twice, and read back in the other data centre")
+        for text in self.doctor():
+            self._say(f"  doctor on {text}")
         self._follow("status", "$ logferry status --url https://gw1.dc1.example:8443 ")
         self._follow("send-twice", "(umask 077; printf 'Authorization: ")
         self._follow("read-back", "$ logferry read dc1.app-probe ")
+
+    def doctor(self) -> list[str]:
+        """What `logferry doctor` finds on the first service host of each data centre, by its last lines."""
+        found = []
+        for dc in DCS:
+            host = self.network.hosts[f"kafka{MIRROR}.{dc}.example"]
+            etc = self.home(host) / "etc/logferry"
+            given = [part for name in ("gateway", "mirror") for part in (f"--{name}", str(etc / f"{name}.toml"))]
+            command = self.network.command(host.name, *_python("logferry.ops"), "doctor", *given)
+            child = Child(f"doctor-{dc}", command, self.logs / f"doctor-{dc}.log")
+            child.start()
+            child.wait_for_end(_STEP_S)
+            found.append(f"{host.names[-1]}: {child.log_tail().splitlines()[-1]}, status {child.exit_status}")
+        return found
 
     def _follow(self, name: str, begins: str) -> None:
         """Runs a block of commands of the page, where operators work."""
@@ -174,9 +190,9 @@ class Site:
                 self.end(f"{dc}/{kind}")
         for dc in DCS:
             child = self._start_push(dc, "--once")
+            self.resting.add(f"{dc}/push-once")
             self._until(lambda child=child: not child.running, f"the files of {dc} are sent")  # type: ignore[misc]
             child.check_end()
-            self.resting.add(f"{dc}/push-once")
 
     # ---- facts and parts ---------------------------------------------------------------------------------------------
 
@@ -214,7 +230,7 @@ class Site:
     def _until(self, done: Callable[[], bool], what: str, limit_s: float = _READY_S) -> None:
         deadline = time.monotonic() + limit_s
         while not done():
-            self.check() if "sent" not in what else None
+            self.check()
             if time.monotonic() > deadline:
                 raise Unavailable(f"not reached within {limit_s:.0f} s: {what}; see {self.logs}")
             time.sleep(_LOOK_S)
