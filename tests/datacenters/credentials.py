@@ -125,6 +125,7 @@ class Secrets:
             certificate, key = self._gateways.issue(host)
             (etc / "gateway.pem").write_bytes(certificate)
             (etc / "gateway.key").write_bytes(key)
+            (etc / "gateway.key").chmod(0o640)
             certificate, key = self._kafka.issue(host)
             (folder / "broker.pem").write_bytes(key + certificate + self._kafka.pem)
 
@@ -140,6 +141,7 @@ class Secrets:
             put = {"web-hosts.token": "push-token", "readers.token": "readers-token"}
         for old, new in put.items():
             shutil.copy(self.folder / old, etc / new)
+            (etc / new).chmod(0o640)
 
     # ---- tokens, users, rights ---------------------------------------------------------------------------------------
 
