@@ -27,7 +27,7 @@ _FOLDERS: Final = ("/etc/logferry", "/warehouse", "/var/lib/logferry-push", "/va
 SMALLER: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "load.toml": (
         ("window_s = 3600 ", f"window_s = {WINDOW_S}\nlate_wait_s = 2\nsource_idle_s = 15\nmax_wait_s = 900 "),
-        ('driver_memory = "2g"', 'driver_memory = "1g"'),
+        ('driver_memory = "2g"', 'driver_memory = "1g"\nmaster = "local[1]"'),
         ("metrics_file =", "# metrics_file ="),  # this load follows
     ),
     "push.toml": (("metrics_port = 9187\n", 'metrics_port = 9187\nheartbeat_s = 5\nhost = "@HOST@"\n'),),

@@ -29,7 +29,7 @@ from tests.datacenters.site import Site
 
 _LOOK_S: Final = 1.0
 _ANSWER_S: Final = 5.0
-_END_S: Final = 420.0
+_END_S: Final = 600.0
 _STABLE_S: Final = 8.0
 FAR: Final = "dc2"  # the data centre that is cut off
 LINK_DOWN: Final = "the link is cut"
@@ -104,7 +104,7 @@ class Story:
             watch.start()
         try:
             self._say("clients and loader are started")
-            self._flow_until(lambda: self._rows() > 0, "the first rows are in the table", 240)
+            self._flow_until(lambda: self._rows() > 0, "the first rows are in the table", _END_S)
             with self._phase("all is well"):
                 self._flow(times.well)
             with self._phase(f"a gateway of {near} is dead"):
