@@ -25,8 +25,9 @@ import pytest
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import Range
-from logferry.loaders.storage.ledger import Ledger, new_entry
+from logferry.loaders.storage.ledger import Ledger, last_batch, new_entry
 from logferry.loaders.storage.ledger_summary import merge_entries
+from logferry.loaders.storage.snapshots import newest_table
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import Child, Setting, configuration, free_ports, get, stop_all
@@ -41,9 +42,9 @@ from tests.support.mirror import differences_in_the_end
 
 ROOT: Final = Path(__file__).parents[3]
 _WORKERS: Final = 2
-_READY_S: Final = 90.0
+_READY_S: Final = 240.0
 _STOP_S: Final = 60.0
-_END_S: Final = 180.0
+_END_S: Final = 300.0
 _MORE: Final = 60  # chunks that are acknowledged after each change
 _WEAK: Final = ["replication", "min-isr"]
 
@@ -96,7 +97,7 @@ class Fleet:
         self.folder, self._children = folder, dict[str, Child]()
         self._kafka = {dc: {"bootstrap_servers": cluster.bootstrap} for dc, cluster in clusters.items()}
         self._ports = {name: free_ports(_WORKERS)[0] for name in ("gateway", "mirror", "deliver")}
-        self.table = folder / "table"
+        self.table = Location.of(folder / "table")
         self.logs = folder / "var"
         self.logs.mkdir()
         (folder / "push-state").mkdir()
@@ -127,6 +128,9 @@ class Fleet:
             environment = {**os.environ, **spark_environment()}
         self._children[name] = Child(name, command, self.folder / "logs" / f"{name}.log", environment)
         self._children[name].start()
+        if service == "loader":
+            before = last_batch(newest_table(self.table))
+            self._until(lambda: last_batch(newest_table(self.table)) > before + 1, f"{release.name} loads")
         if number:
             url = f"http://127.0.0.1:{self._ports[service] + int(number)}"
             self._until(lambda: get(url, "/readyz")[0] == 200, f"{name} is ready")
@@ -188,7 +192,7 @@ class Fleet:
             "event_time": {"column": "t", "formats": ["epoch_ms"]},
         }
         segments: dict[str, Setting] = {"window_s": 10, "late_wait_s": 1, "source_idle_s": 5, "max_wait_s": 60}
-        table: dict[str, Setting] = {"path": str(self.table), "topics": [f"dc1.{self.topic}"], "parser": parser}
+        table: dict[str, Setting] = {"path": self.table.uri, "topics": [f"dc1.{self.topic}"], "parser": parser}
         loader: dict[str, Setting] = {"dc": "dc1", "prefix": self._prefix, "follow_s": 1}
         loader["tables"] = [{**table, "segments": segments}]
         spark: Setting = {"master": "local[1]", "driver_memory": "1g", "scratch": str(self.folder / "scratch")}
@@ -223,7 +227,7 @@ class GrowingFiles:
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("added", "topic"), [("gateway/console/__init__.py", "console"), ("gateway/delivery/config.py", "delivery")]
 )
@@ -293,12 +297,12 @@ async def _subscribe(session: aiohttp.ClientSession, fleet: Fleet, got: PushRece
 
 
 async def _check_table(fleet: Fleet, sources: dict[str, list[Stored]]) -> None:
-    wanted, deadline = lines_of(sources), time.monotonic() + _END_S
-    while len(rows := await asyncio.to_thread(read_rows, fleet.table)) < len(wanted) and time.monotonic() < deadline:
+    place, wanted, deadline = Path(fleet.table.uri), lines_of(sources), time.monotonic() + _END_S
+    while len(rows := await asyncio.to_thread(read_rows, place)) < len(wanted) and time.monotonic() < deadline:
         fleet.check()
         await asyncio.sleep(0.5)
     assert check_rows(wanted, rows) == []
-    assert await asyncio.to_thread(read_segments, fleet.table)
+    assert await asyncio.to_thread(read_segments, place)
 
 
 _CONTINUED: Final = """
