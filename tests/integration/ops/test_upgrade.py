@@ -45,7 +45,7 @@ _WORKERS: Final = 2
 _READY_S: Final = 240.0
 _STOP_S: Final = 60.0
 _END_S: Final = 300.0
-_MORE: Final = 60  # chunks that are acknowledged after each change
+_MORE: Final = 30  # chunks that are acknowledged after each change
 _WEAK: Final = ["replication", "min-isr"]
 
 
@@ -272,7 +272,7 @@ async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load
         if has_deliver:
             await _subscribe(session, fleet, got)
             await asyncio.to_thread(fleet.run, "deliver-0", old)
-        async with Load(fleet.topic, fleet.urls, seed=11, sources=8) as load:
+        async with Load(fleet.topic, fleet.urls, seed=11, sources=2) as load:
             await load.acknowledged(_MORE)
             for release, names in ((NOW, order), (old, order[::-1])):
                 for name in names:
