@@ -263,7 +263,7 @@ async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load
     """Returns the load, all of which is answered."""
     pairs = {service: [f"{service}-{number}" for number in range(_WORKERS)] for service in ("gateway", "mirror")}
     order = ["loader", *pairs["gateway"], *pairs["mirror"], "push"]
-    for name in [*pairs["gateway"], *pairs["mirror"], "push", "loader"]:
+    for name in [*pairs["gateway"], *pairs["mirror"], "push"]:
         await asyncio.to_thread(fleet.run, name, old)
     async with aiohttp.ClientSession() as session:
         async with session.put(f"{fleet.urls[0]}/v1/topics/{fleet.topic}", json={"partitions": 4}) as answer:
@@ -274,6 +274,7 @@ async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load
             await asyncio.to_thread(fleet.run, "deliver-0", old)
         async with Load(fleet.topic, fleet.urls, seed=11, sources=2) as load:
             await load.acknowledged(_MORE)
+            await asyncio.to_thread(fleet.run, "loader", old)
             for release, names in ((NOW, order), (old, order[::-1])):
                 for name in names:
                     await asyncio.to_thread(fleet.run, name, release)
