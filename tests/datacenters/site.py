@@ -5,6 +5,7 @@ Under the folder: a folder for each host, ``secrets``, ``warehouse``, ``logs``.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -81,11 +82,7 @@ class Site:
             for node in BROKERS:
                 place = f"kafka{node}.{dc}.example"
                 self._start(f"{dc}/kafka-{node}", place, *java(_HEAP, "kafka.Kafka", str(self._properties(place))))
-        for dc in DCS:
-            await self.secrets.await_brokers(dc)
-            self.secrets.make_users(dc)
-            count = await self.secrets.grant_rights(dc)
-            self._say(f"  {dc}: 5 users, {count} rights by the script of the page Kafka")
+        await asyncio.gather(*(self._grant(dc) for dc in DCS))
         self._say("step 3: certificates, tokens, passwords")
         self.secrets.make_tokens()
         for host in self.network.hosts.values():
@@ -109,6 +106,12 @@ class Site:
         self._follow("status", "$ logferry status --url https://gw1.dc1.example:8443 ")
         self._follow("send-twice", "(umask 077; printf 'Authorization: ")
         self._follow("read-back", "$ logferry read dc1.app-probe ")
+
+    async def _grant(self, dc: str) -> None:
+        await self.secrets.await_brokers(dc)
+        await asyncio.to_thread(self.secrets.make_users, dc)
+        count = await self.secrets.grant_rights(dc)
+        self._say(f"  {dc}: 5 users, {count} rights by the script of the page Kafka")
 
     def doctor(self) -> list[str]:
         """What `logferry doctor` finds on the first service host of each data centre, by its last lines."""
