@@ -28,6 +28,7 @@ from tests.datacenters.plan import DCS, TOPIC, other
 from tests.datacenters.site import Site
 
 _LOOK_S: Final = 1.0
+_ASK_S: Final = 3.0
 _ANSWER_S: Final = 5.0
 _END_S: Final = 600.0
 _STABLE_S: Final = 8.0
@@ -45,7 +46,7 @@ class Times(NamedTuple):
 
 
 class ConsoleWatch(threading.Thread):
-    """Asks ``dc``'s gateways every second what the console's pages ask, from the loader host of ``here``."""
+    """Asks ``dc``'s gateways every three seconds what the console's pages ask, from the loader host of ``here``."""
 
     def __init__(self, site: Site, here: str, dc: str) -> None:
         super().__init__(name=f"console {here} {dc}", daemon=True)
@@ -58,7 +59,7 @@ class ConsoleWatch(threading.Thread):
 
     def run(self) -> None:
         self._site.network.enter(f"load1.{self._here}.example")
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stopping.wait(_ASK_S):
             began = time.time()
             self.looks.append(self._look(began))
 
