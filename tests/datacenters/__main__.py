@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _run(args: argparse.Namespace, folder: Path, seed: int, view: View) -> int:
-    times = Times(args.well, args.fault, args.cut, args.after)
+    times = Times(args.well, args.fault, args.cut, args.after, args.settle)
     with Network(folder) as network:
         link = f"{DELAY_MS} ms each way and {LOSS:.0%} loss between {' and '.join(DCS)}, by {network.emulation}"
         view.say(f"{len(network.hosts)} hosts as network namespaces; {link}; seed {seed}")
@@ -74,9 +74,10 @@ def _run(args: argparse.Namespace, folder: Path, seed: int, view: View) -> int:
             asyncio.run(site.start())
             columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
             with Progress(*columns, console=view.console, transient=True) as progress:
-                outcome = Story(site, times, progress, view.say).run(seed)
+                story = Story(site, times, progress, view.say)
+                outcome = story.run(seed)
             show(outcome, view.console)
-            exact = True
+            exact = story.is_loaded
             for dc in DCS:
                 audit = site.audit(dc)
                 exact = exact and audit.exit_status == 0
@@ -168,6 +169,7 @@ def _arguments() -> argparse.Namespace:
     )
     option("--cut", type=float, default=60, metavar="S", help="how long the link is cut (default: %(default)g)")
     option("--after", type=float, default=45, metavar="S", help="time at full rate afterwards (default: %(default)g)")
+    option("--settle", type=float, default=900, metavar="S", help="longest wait for the loader (default: %(default)g)")
     option("--seed", type=int, help="of the logs (default: another one each time)")
     option("--keep", action="store_true", help="keep the folder of data and logs")
     return parser.parse_args()

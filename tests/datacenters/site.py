@@ -73,7 +73,7 @@ class Site:
     # ---- the steps of the page Production ----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Steps 1 to 7, in their order, without the loader. Raises CommandError."""
+        """Steps 1 to 7, in their order. Raises CommandError."""
         for host in self.network.hosts.values():
             self.secrets.install(host, self.home(host))
         self._say("step 1: Kafka, three brokers in each data centre, with their users and rights")
@@ -87,7 +87,7 @@ class Site:
         self.secrets.make_tokens()
         for host in self.network.hosts.values():
             self.secrets.install_passwords(host, self.home(host))
-        self._say("steps 4 to 6: gateways, topics, mirrors")
+        self._say("steps 4 to 7: gateways, topics, mirrors, loader")
         for dc in DCS:
             for node in GATEWAYS:
                 self.start_gateway(dc, node)
@@ -99,6 +99,7 @@ class Site:
             host = self.network.hosts[f"kafka{MIRROR}.{dc}.example"]
             self._serve(f"{dc}/mirror", host, "mirror.toml", "logferry.mirror")
             self._until(lambda dc=dc: self._answers(f"https://gw{MIRROR}.{dc}.example:8180"), f"the mirror of {dc}")  # type: ignore[misc]
+        self._start_loader()
 
         self._say("step 11: status, a chunk that is sent twice, and read back in the other data centre")
         for text in self.doctor():
@@ -164,7 +165,7 @@ class Site:
         command = [*_python("logferry.client"), "--config", str(config), "--token-file", str(token), *options]
         return self._start(name, host.name, *command)
 
-    def start_loader(self) -> None:
+    def _start_loader(self) -> None:
         """Step 7: `logferry load --follow` on the loader host of dc1."""
         host = self.network.hosts[f"load1.{DCS[0]}.example"]
         config = self._configure("load.toml", host)
@@ -221,7 +222,7 @@ class Site:
     def end(self, name: str) -> None:
         """SIGTERM. Raises Unavailable if it ended badly."""
         self.resting.add(name)
-        if not self.children[name].stop(_STOP_S):
+        if not self.children[name].stop(6 * _STOP_S):
             raise self.children[name].failed("did not stop")
 
     def check(self) -> None:

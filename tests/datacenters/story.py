@@ -43,6 +43,7 @@ class Times(NamedTuple):
     fault: float
     cut: float
     after: float
+    settle: float
 
 
 class ConsoleWatch(threading.Thread):
@@ -91,6 +92,7 @@ class Story:
 
     def __init__(self, site: Site, times: Times, progress: Progress, say: Callable[[str], None]) -> None:
         self._site, self._times, self._progress, self._say = site, times, progress, say
+        self.is_loaded = False
         self._table: list[TableLook] = []
         self._phases: list[Phase] = []
         self._paths = TablePaths.of(Location.of(site.warehouse / TOPIC))
@@ -100,12 +102,10 @@ class Story:
         """Raises CommandError when a process ends that should not, or a step takes too long."""
         site, times, near = self._site, self._times, other(FAR)
         site.start_clients(seed)
-        site.start_loader()
         for watch in self._watches.values():
             watch.start()
         try:
             self._say("clients and loader are started")
-            self._flow_until(lambda: self._rows() > 0, "the first rows are in the table", _END_S)
             with self._phase("all is well"):
                 self._flow(times.well)
             with self._phase(f"a gateway of {near} is dead"):
@@ -163,16 +163,20 @@ class Story:
             time.sleep(min(_LOOK_S, left))
         self._progress.remove_task(task)
 
-    def _flow_until(self, done: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:
+    def _flow_until(self, done: Callable[[], bool], what: str, limit_s: float = 240.0, *, must: bool = True) -> bool:
+        """Whether it was reached within the limit. Raises Unavailable if it ``must`` be."""
         task = self._progress.add_task(what, total=None)
         until = time.monotonic() + limit_s
         while not done():
             if time.monotonic() > until:
+                if not must:
+                    break
                 raise Unavailable(f"not reached within {limit_s:.0f} s: {what}; see {self._site.logs}")
             self._site.check()
             self._look_at_table()
             time.sleep(_LOOK_S)
         self._progress.remove_task(task)
+        return done()
 
     def _finish(self) -> None:
         site = self._site
@@ -180,8 +184,12 @@ class Story:
         self._say("all files are recorded")
         self._flow_until(self._is_mirrored, "both mirrors have copied everything", _END_S)
         self._say("both mirrors have copied everything")
-        self._flow_until(self._is_loaded, "everything is loaded and every segment READY", _END_S)
-        self._say("everything is loaded, every segment is READY")
+        self.is_loaded = self._flow_until(
+            self._is_loaded, "everything is loaded and every segment READY", self._times.settle, must=False
+        )
+        self._say(f"{'' if self.is_loaded else 'NOT '}everything is loaded, and every segment READY")
+        if not self.is_loaded:
+            self._kill("loader")  # in mid-batch, maybe: that is safe
         for name in ("loader", *(f"{dc}/reader-of-{of}" for dc in DCS for of in DCS)):
             site.end(name)
 
@@ -192,12 +200,11 @@ class Story:
 
     def _is_loaded(self) -> bool:
         """All segments are READY, and nothing has changed for a while."""
+        if not self._table:
+            return False
         last = self._table[-1]
         old = [look for look in self._table if look.at_ms <= last.at_ms - _STABLE_S * 1000]
         return bool(old) and old[-1].rows == last.rows and last.ready == last.segments > 0
-
-    def _rows(self) -> int:
-        return sum(self._table[-1].rows.values()) if self._table else 0
 
     def _look_at_table(self) -> None:
         table = open_table(self._paths.main)
