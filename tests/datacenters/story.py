@@ -219,7 +219,7 @@ class Story:
 
 def _notes(log: Any) -> list[Note]:
     """An incomplete last line is left out, and what is no note."""
-    found = []
+    found: list[Note] = []
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError):
             note = json.loads(line)
