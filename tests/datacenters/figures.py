@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+_LANES: Final = re.compile(r"^lanes? [\d, to]*\d(?: is| are)")
 CURRENT_MS: Final = 1000.0  # a reader whose chunks are younger is up to date
 
 Note = Mapping[str, float]
@@ -102,10 +104,10 @@ def seconds(ms: float) -> str:
 
 
 def problems(looks: Iterable[Look], phases: Sequence[Phase]) -> Iterator[tuple[str, str]]:
-    """Phase and text of each problem, where it appeared first."""
+    """Phase and text of each problem, where it appeared first; which lanes it are does not matter."""
     seen: set[str] = set()
     for look in looks:
-        for text in look.wrong or ():
+        for text in (_LANES.sub("some lanes are", one) for one in look.wrong or ()):
             if text not in seen:
                 seen.add(text)
                 yield next((phase.name for phase in phases if phase.holds(look.at_ms)), ""), text

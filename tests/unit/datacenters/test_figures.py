@@ -35,7 +35,7 @@ def test_the_console_shows_lag_and_the_reason_of_a_wait_that_lasts() -> None:
     assert figures.link_of({"workers": {}}) == (None, None, None)
     looks = [Look(1000, 5, ("lane 3 is closed",), 4.0, 3, "no answer"), Look(2000, 5, None)]
     assert figures.console_cells(looks, _PHASE) == ["2", "1", "4.0 s", "no answer"]
-    assert list(figures.problems(looks, [_PHASE])) == [("cut", "lane 3 is closed")]
+    assert list(figures.problems(looks, [_PHASE])) == [("cut", "some lanes are closed")]
 
 
 def test_rows_of_a_phase_are_those_since_the_look_before() -> None:
