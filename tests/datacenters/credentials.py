@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from logferry.gateway.config import KafkaSettings
-from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.client import KafkaClient, raise_for
 from logferry.gateway.tls import kafka_options
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import kafka_jars
@@ -32,7 +32,7 @@ from logferry.ops.stack.kafka_cluster import QUICK_START
 from logferry.ops.stack.processes import Child
 
 from tests.datacenters.plan import BROKERS, DCS, Host, block, other
-from tests.support.kafka_rights import CreateAclsRequest, raise_for, rights_of_script
+from tests.support.kafka_rights import CreateAclsRequest, rights_of_script
 
 ADMIN: Final = "admin"
 PASSWORD: Final = "of-brokers-and-admin"  # of the two users that are made with the storage
