@@ -231,15 +231,17 @@ class GrowingFiles:
 @pytest.mark.parametrize(
     ("added", "topic"), [("gateway/console/__init__.py", "console"), ("gateway/delivery/config.py", "delivery")]
 )
+@pytest.mark.parametrize("loads", [False, True], ids=["streams", "loader"])
 async def test_every_process_there_and_back(
-    added: str, topic: str, clusters: dict[str, KafkaCluster], tmp_path: Path
+    added: str, topic: str, loads: bool, clusters: dict[str, KafkaCluster], tmp_path: Path
 ) -> None:
+    topic = f"{topic}-loaded" if loads else topic
     old = await asyncio.to_thread(before, added, tmp_path / "old")
     with Fleet(tmp_path, clusters, topic) as fleet:
         async with receiver() as got:
             growing = GrowingFiles(fleet.logs)
             try:
-                load = await _there_and_back(old, fleet, got)
+                load = await _there_and_back(old, fleet, got, loads=loads)
             finally:
                 growing.stop()
             # The end is in the earlier version, as after a rollback.
@@ -252,17 +254,18 @@ async def test_every_process_there_and_back(
             assert check_files(sources, truths) == ([], 0)
             original, copy = ((cluster.bootstrap, f"dc1.{topic}") for cluster in clusters.values())
             assert await differences_in_the_end(original, copy, _END_S) == []
-            await _check_table(fleet, sources)
+            if loads:
+                await _check_table(fleet, sources)
             if not old.has("gateway/delivery"):  # its state waited for a version that has it
                 await asyncio.to_thread(fleet.run, "deliver-0", NOW)
             await got.until(lambda: len(got.rows) >= len(stored), "all is delivered", _END_S)
             assert got.problems([(one.source, one.seqno) for one in stored]) == []
 
 
-async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load:
+async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver, *, loads: bool) -> Load:
     """Returns the load, all of which is answered."""
     pairs = {service: [f"{service}-{number}" for number in range(_WORKERS)] for service in ("gateway", "mirror")}
-    order = ["loader", *pairs["gateway"], *pairs["mirror"], "push"]
+    order = [*["loader"] * loads, *pairs["gateway"], *pairs["mirror"], "push"]
     for name in [*pairs["gateway"], *pairs["mirror"], "push"]:
         await asyncio.to_thread(fleet.run, name, old)
     async with aiohttp.ClientSession() as session:
@@ -274,7 +277,8 @@ async def _there_and_back(old: Release, fleet: Fleet, got: PushReceiver) -> Load
             await asyncio.to_thread(fleet.run, "deliver-0", old)
         async with Load(fleet.topic, fleet.urls, seed=11, sources=2) as load:
             await load.acknowledged(_MORE)
-            await asyncio.to_thread(fleet.run, "loader", old)
+            if loads:
+                await asyncio.to_thread(fleet.run, "loader", old)
             for release, names in ((NOW, order), (old, order[::-1])):
                 for name in names:
                     await asyncio.to_thread(fleet.run, name, release)
