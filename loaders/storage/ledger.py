@@ -69,10 +69,11 @@ LEDGER_SCHEMA: Final = pa.schema(
         *arrow_schema("kind string, settings string, origin string"),
         # Null where the topic is the data centre's own, or the original was unknown.
         *arrow_schema("original_id string, original long, reload string, cutoff time"),
-        # Null in an entry of one batch.
+        # Null in an entry of one batch. Of a ledger that was merged: loaders that do not know it cannot write there.
         *arrow_schema("first long"),
     ]
 )
+_UNMERGED: Final = pa.schema([field for field in LEDGER_SCHEMA if field.name != "first"])
 # What all rows of a batch have in common.
 HEAD: Final = ("dc", "parser", "run", "planned", "kind", "settings", "origin", "reload", "cutoff")
 
@@ -269,8 +270,8 @@ class Ledger:
 
     def create(self) -> None:
         """Creates an empty ledger unless there is one, and adds missing columns to an older one."""
-        create_table(self.path, LEDGER_SCHEMA, "logferry batch ledger", {"delta.appendOnly": "true"})
-        add_columns(self.path, Schema.from_arrow(LEDGER_SCHEMA))
+        create_table(self.path, _UNMERGED, "logferry batch ledger", {"delta.appendOnly": "true"})
+        add_columns(self.path, Schema.from_arrow(_UNMERGED))
 
     def last(self) -> int:
         return last_batch(newest_table(self.path))
@@ -358,7 +359,8 @@ def entry_rows(entry: LedgerEntry) -> pa.Table:
     # By column: ten thousand ranges as rows take half a second.
     columns |= {name: [r[number] for r in entry.ranges] for number, name in enumerate(Range._fields)}
     columns |= {name: [at[number] for at in originals] for number, name in enumerate(("original_id", "original"))}
-    return pa.table([pa.array(columns[field.name], field.type) for field in LEDGER_SCHEMA], schema=LEDGER_SCHEMA)
+    schema = _UNMERGED if entry.first is None else LEDGER_SCHEMA
+    return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def with_all_columns(rows: pa.Table) -> pa.Table:

@@ -24,14 +24,22 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties
+from deltalake import CommitProperties, Schema
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import RemoveAction
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import LOAD, MOVE
 from logferry.loaders.storage.commit import HOOKS, write_log
 from logferry.loaders.storage.files import file_system, storage_errors, written_rows
-from logferry.loaders.storage.ledger import HEAD, LEDGER_SCHEMA, last_batch, pinned_table, with_all_columns
+from logferry.loaders.storage.ledger import (
+    HEAD,
+    LEDGER_SCHEMA,
+    add_columns,
+    existing_table,
+    last_batch,
+    pinned_table,
+    with_all_columns,
+)
 from logferry.loaders.storage.snapshots import newest_table
 
 # Entries are merged every so many batches.
@@ -47,11 +55,14 @@ def merge_entries(path: Location, keep: int) -> int:
 
     Safe to call again, and while others load: 0 also where another commit was faster. Raises StorageUnavailable.
     """
-    table = pinned_table(path)
+    newest = existing_table(path)
     with storage_errors(f"{path}: old entries cannot be merged"):
-        files = _old_files(table, last_batch(table) - keep)
-        if len(files) < 2:
+        if len(_old_files(newest, last_batch(newest) - keep)) < 2:
             return 0
+        # From here on an earlier version can read the ledger, and not write it.
+        add_columns(path, Schema.from_arrow(LEDGER_SCHEMA))
+        table = pinned_table(path)
+        files = _old_files(table, last_batch(table) - keep)
         store, schema = file_system(path), pa.schema(table.schema().to_arrow())
         names = [unquote(file["path"]) for file in files]
         rows = ds.dataset(names, schema=schema, format="parquet", filesystem=store).to_table()

@@ -95,10 +95,10 @@ class PushReceiver:
         """What breaks the guarantee: ``written`` are (source, seqno) in the order of each source."""
         found = [f"{token} came with different bytes" for token in self.different]
         rows = [(row["source_id"], row["seqno"]) for row in self.rows]
-        counts = Counter(rows)
+        counts, known = Counter(rows), set(written)
         found += [f"{row} was taken {count} times" for row, count in counts.items() if count > 1]
         found += [f"{row} is missing" for row in written if row not in counts]
-        found += [f"{row} was never written" for row in counts if row not in set(written)]
+        found += [f"{row} was never written" for row in counts if row not in known]
         last: dict[str, int] = {}
         for source, seqno in rows:
             if seqno <= last.get(source, -1):
