@@ -138,7 +138,7 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 )
 def test_a_batch_of_one_trace_names_it(traces: list[str], sent: str | None) -> None:
     rows = [row(7), *(row(8, traceparent=trace) if trace else row(8) for trace in traces)]
-    found = headers(KEY, DeliveryBatch(5, 12, rows, b""), shape(), epoch=1, replay=0, secrets=[], now_s=0)
+    found = headers(KEY, DeliveryBatch(5, 12, rows, []), shape(), epoch=1, replay=0, secrets=[], now_s=0)
     assert found.get("traceparent") == sent
 
 
