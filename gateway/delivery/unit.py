@@ -35,6 +35,8 @@ _PASSED_S: Final = 5.0
 _KEEP_S: Final = 1.0
 # So many batches are planned without room: it comes when one of them is done.
 _ROOMLESS: Final = 2
+# Plans wait so long for the next one, to share its commit.
+_TOGETHER_S: Final = 0.05
 
 
 class UnitServices(NamedTuple):
@@ -70,7 +72,7 @@ class DeliveryUnit:
     _defined: tuple[PushSubscription, str] | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _cutting: asyncio.Task[tuple[int, list[Row]]] | None = None
-    # Batches are cut without a wait for data.
+    # The next batch is cut without a wait for data, and soon.
     _is_planning: bool = False
     _failures: int = 0
     _passed_s: float = 0.0
@@ -231,6 +233,8 @@ class DeliveryUnit:
             definition, shape, waits = self.subscription.definition, self._shape(text), self._planning_waits
             limits = definition.max_bytes, definition.max_wait_ms / 1000
             self._cutting = asyncio.create_task(next_batch(self.services.pages, self.tp, start, shape, *limits, waits))
+            # A filter that lets little pass, a broker that is slow: what is planned does not wait for it.
+            late = asyncio.get_running_loop().call_later(_TOGETHER_S, waits)
             try:
                 await asyncio.wait({self._cutting})
                 if self._cutting.cancelled():
@@ -241,6 +245,7 @@ class DeliveryUnit:
                 await self._read_failed(error)
                 continue
             finally:
+                late.cancel()
                 self._cutting.cancel()
             if turn != self._turn or self._is_idle or text != self._shape_now:
                 continue

@@ -33,7 +33,7 @@ def push_delivery_mb_s() -> Figure:
     batches have 4 MiB. ``mb_s_1mib``: with batches of the default size.
     """
     with running_stack(2) as stack, bare_handler() as (url, _), tempfile.TemporaryDirectory() as folder:
-        records = filled(stack) + filled(stack)
+        records = filled(stack)
         workers = _workers(stack, Path(folder))
         try:
             for worker in workers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
@@ -15,7 +15,7 @@ from logferry.gateway.delivery.pages import BatchRoom, PlannedRows, TopicPages, 
 from logferry.gateway.delivery.unit import DeliveryUnit, UnitServices
 from logferry.gateway.kafka.record_batch import FetchedRecords
 from logferry.gateway.reading.formats import Row
-from logferry.gateway.subscriptions import PushSubscription
+from logferry.gateway.subscriptions import PushSubscription, StoredSubscription
 
 TP: TopicPartition = ("dc1.app", 0)
 
@@ -188,6 +188,29 @@ def test_plans_are_due_when_no_other_follows_at_once() -> None:
     unit._planning_waits()
     assert marked == [unit]
     assert not unit.may_wait
+
+
+async def test_plans_are_due_when_the_next_one_is_late() -> None:
+    """A filter that lets little pass, or a broker that does not answer, keeps no batch back that could be sent."""
+    due, nothing, pages = asyncio.Event(), cast("Any", None), pages_of(Fetches())
+    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
+    unit = DeliveryUnit(
+        key=UnitKey("name", *TP),
+        subscription=StoredSubscription(id="id", created_ms=1, definition=definition),
+        sender=nothing,
+        services=UnitServices(nothing, pages, BatchRoom(1), nothing, nothing),
+        topic_id=STATE.topic_id,
+        wanted=STATE._replace(ends=(10,), shape=definition.shape),
+        committed=STATE._replace(shape=definition.shape),
+        mark=lambda _: due.set(),
+    )
+    planning = asyncio.create_task(unit._plan())
+    await asyncio.sleep(0)
+    assert unit.may_wait
+    async with asyncio.timeout(10):
+        await due.wait()
+    assert not unit.may_wait
+    planning.cancel()
 
 
 class Marked:
