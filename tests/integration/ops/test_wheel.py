@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 EXTRAS = ("client", "gateway", "loaders", "query", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
-SHIPPED = {".py", ".toml", ".properties", ".conf", ".bash", ".sha256"}
+SHIPPED = {".py", ".toml", ".properties", ".conf", ".yaml", ".bash", ".sha256"}
 
 
 @pytest.fixture(scope="module")
