@@ -133,7 +133,7 @@ class KafkaCluster:
         deadline = time.monotonic() + _READY_S
         for number in self._nodes if node is None else (node,):
             child = self.children[number]
-            while not set(self.pids) <= live_brokers(self._ports[number][0]):
+            while not (child.running and set(self.pids) <= live_brokers(self._ports[number][0])):
                 if not child.running:
                     raise child.ended()
                 if time.monotonic() > deadline:
