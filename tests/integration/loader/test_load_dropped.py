@@ -63,7 +63,7 @@ async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     before = last_batch(open_table(table))
     # The command dies before the rows go: nothing has, and the regular load does what was planned.
     with monkeypatch.context() as patch:
-        patch.setattr(drop_rows, "partition_columns", lambda *_: (_ for _ in ()).throw(LoaderDied))
+        patch.setattr(drop_rows, "_rule", lambda *_, **__: (_ for _ in ()).throw(LoaderDied))
         with pytest.raises(LoaderDied):
             drop_rows.drop_rows(lambda: spark, TablePaths.of(table), planned(table, OLD + timedelta(hours=2)), "dies")
     assert len(stored(table)) == 12
