@@ -73,6 +73,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         *arrow_schema("first long"),
     ]
 )
+_METADATA_CHANGED: Final = "Metadata changed"
 _UNMERGED: Final = pa.schema([field for field in LEDGER_SCHEMA if field.name != "first"])
 # What all rows of a batch have in common.
 HEAD: Final = ("dc", "parser", "run", "planned", "kind", "settings", "origin", "reload", "cutoff")
@@ -306,24 +307,25 @@ class Ledger:
 
     def put(self, entry: LedgerEntry) -> LedgerEntry:
         """Writes the entry unless its batch has one; returns the stored one. Safe to call again."""
-        table = newest_table(self.path)
-        if table is None:
+        if newest_table(self.path) is None:
             raise LedgerBroken(f"{self.path} no longer exists")
-        if last_batch(table) < entry.batch:
+        if self.last() < entry.batch:
             properties = CommitProperties(
                 app_transactions=[Transaction(APP, entry.batch)], custom_metadata={"run": entry.run}
             )
             with storage_errors(f"{self.path}: the entry of batch {entry.batch} cannot be written"):
-                try:
-                    adds = written_rows(self.path, entry_rows(entry))
-                    table.create_write_transaction(
-                        adds, "append", table.schema(), partition_by=[], commit_properties=properties
-                    )
-                except (DeltaError, OSError):
-                    # Where another loader was faster, its entry is the batch's. Where the store's answer was lost, the
-                    # entry is ours.
-                    if self.last() < entry.batch:
-                        raise
+                adds = written_rows(self.path, entry_rows(entry))
+                for tries_left in reversed(range(_TRIES)):
+                    if last_batch(table := existing_table(self.path)) >= entry.batch:
+                        break
+                    try:
+                        table.create_write_transaction(adds, "append", table.schema(), [], commit_properties=properties)
+                    except (DeltaError, OSError) as error:
+                        if self.last() < entry.batch:
+                            if tries_left and _METADATA_CHANGED in str(error):
+                                continue
+                            raise
+                    break
         return self.get(entry.batch)
 
 

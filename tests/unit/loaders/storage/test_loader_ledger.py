@@ -6,14 +6,17 @@ import json
 import multiprocessing
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.schema import PrimitiveType
 from logferry.loaders.errors import ForeignTable, LedgerBroken, StorageUnavailable
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import JobOrigin, LedgerEntry, TablePaths
 from logferry.loaders.planning.plan import Range
+from logferry.loaders.storage import ledger as ledger_module
 from logferry.loaders.storage.commit import committed_batch
 from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import APP, Ledger, last_batch, new_entry, read_ledger
@@ -329,3 +332,25 @@ def test_the_last_batch_is_that_of_the_stored_version(paths: TablePaths):
     while DeltaTable(str(main)).version() < table.version():
         others_commit()
     assert seen() == 5
+
+
+def test_an_entry_is_written_where_a_column_is_added_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is where two loaders create the ledger at the same time: one creation becomes a second commit."""
+    ledger = Ledger(TablePaths.of(Location.of(tmp_path / "logs")).ledger)
+    ledger.create()
+    first = new_entry(0, "dc1", "lines/1", "run", [Range("dc1.a", 0, "id", 0, 10)])
+    existing, asked = ledger_module.existing_table, 0
+
+    def behind(path: Location) -> Any:
+        nonlocal asked
+        asked += 1
+        table = existing(path)
+        if asked == 1:
+            other = DeltaTable(path.uri)
+            other.alter.add_columns([Field("later", PrimitiveType("long"), nullable=True)])
+        return table
+
+    monkeypatch.setattr(ledger_module, "existing_table", behind)
+    assert ledger.put(first) == first
+    assert asked == 2
+    assert ledger.last() == 0
