@@ -6,13 +6,15 @@ The lane alone writes there. A piece stands at the offset of its state or a litt
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from aiokafka import errors
 from aiokafka.protocol.admin import DeleteRecordsRequest
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.contract.upload_state import UploadState, next_digest, piece_key
+from logferry.gateway.contract.upload_state import StagedPiece, UploadState, next_digest, piece_key
 from logferry.gateway.kafka.client import LATEST, KafkaClient, raise_for
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.lanes.uploads import Staging
@@ -51,10 +53,21 @@ async def read_pieces(kafka: KafkaClient, tp: TopicPartition, source_id: str, up
     async with asyncio.timeout(_READ_S):
         while len(found) < len(upload.pieces):
             position = max(position, upload.pieces[len(found)].at_least)
-            fetched = await kafka.fetch(*tp, position, max_bytes=_FETCH_BYTES, wait_ms=_WAIT_MS)
+            stop = _size_of_run(upload.pieces[len(found) :])
+            fetched = await kafka.fetch(*tp, position, max_bytes=_FETCH_BYTES, stop_bytes=stop, wait_ms=_WAIT_MS)
             digest = await asyncio.to_thread(take, fetched.records)
             position = fetched.next_offset
     return found
+
+
+def _size_of_run(pieces: Sequence[StagedPiece]) -> int:
+    """The bytes of the first piece, and of those that stand right after it: what follows is of other uploads."""
+    size = pieces[0].size_bytes
+    for before, piece in pairwise(pieces):
+        if piece.at_least > before.at_least + 1:
+            break
+        size += piece.size_bytes
+    return size
 
 
 async def delete_before(kafka: KafkaClient, tp: TopicPartition, offset: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -44,10 +45,17 @@ def alternate(
     began, number = time.monotonic(), 0
     while len(pairs) < rounds:
         is_warm = time.monotonic() - began >= warm_up_s
-        pair = ours(number), theirs(number)
+        pair = _told("ours", number, ours(number)), _told("theirs", number, theirs(number))
         pairs += [pair] if is_warm else []
         number += 1
     return [mine for mine, _ in pairs], [others for _, others in pairs]
+
+
+def _told(name: str, number: int, side: Side) -> Side:
+    """Shows the figures of a round as soon as they are there: a benchmark takes minutes."""
+    found = "  ".join(f"{key} {value:g}" for key, value in side.items())
+    print(f"  round {number}, {name}: {found}", file=sys.stderr, flush=True)
+    return side
 
 
 def median_ratio(rounds: Rounds, key: str) -> float:

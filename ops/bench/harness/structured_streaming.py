@@ -42,7 +42,9 @@ def main(bootstrap: str, topic: str, table: str, form: str, offsets: str, scratc
         # As in the loader: `observe` between parsing and selection keeps Spark from parsing each line several times.
         parsed = parse_records(kafka_records(source, "dc1"), parser).observe("lines", F.count(F.lit(1)).alias("lines"))
         rows = table_rows(parsed, parser)
-        writer = rows.writeStream.format("delta").option("checkpointLocation", f"{scratch}/checkpoint")
+        # Beside the table: what is on a disk of this host is lost with it, and all rows would come again.
+        checkpoint = f"{place.for_spark}-checkpoint" if is_s3 else f"{scratch}/checkpoint"
+        writer = rows.writeStream.format("delta").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start(place.for_spark)
         query.awaitTermination()
         took = time.monotonic() - began

@@ -31,7 +31,7 @@ _PARTITIONS: Final = 4
 _TRANSACTION: Final = 200  # chunks
 _CHUNK: Final = 128 << 10
 _BYTES: Final = 1_000_000_000
-_S3_BYTES: Final = 250_000_000
+_S3_BYTES: Final = _BYTES
 _CLUSTER_BYTES: Final = 800_000_000
 _WARM_UP_BATCHES: Final = 2
 _ROUNDS: Final = 3
@@ -108,7 +108,7 @@ def load_rows_vs_structured_streaming() -> Figure:
 
 
 def load_rows_vs_structured_streaming_s3() -> Figure:
-    """The same for 250 MB into a table on a local S3 server, which keeps it in memory, with one parser."""
+    """The same for a table on a local S3 server, which keeps it in memory, with one parser."""
     with (
         _filled("dc1.lines", _CHUNK, _S3_BYTES // _CHUNK) as (folder, bootstrap),
         S3Server(folder) as server,

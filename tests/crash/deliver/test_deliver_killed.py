@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from logferry.ops.stack.kafka_cluster import KafkaCluster
 from tests.support.delivery import Deliver, PushReceiver, Received, deliver, receiver, send, subscribe
 from tests.support.gateway import Gateway
 
+_TAKE_OVER_S = 60
 SEED = int(os.environ.get("LOGFERRY_SEED", random.randrange(10**6)))
 
 
@@ -67,17 +69,35 @@ async def _fault(running: Deliver, number: int, rng: random.Random) -> None:
         worker.child.restart()
         return
 
-    async def epochs() -> dict[str, int]:
-        """Those of the other worker; a unit that it takes over is a new one, or has a higher epoch."""
-        units = await running.units(1 - number)
+    async def epochs(of: int) -> dict[str, int]:
+        """A unit that a worker takes over is a new one of it, or has a higher epoch."""
+        units = await running.units(of)
         return {f"{u['subscription']} {u['topic']} {u['partition']} {u['shard']}": u["epoch"] for u in units}
 
-    before = await epochs()
+    async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(_TAKE_OVER_S):
+                while not await holds():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            seen = [f"worker {n}: {await epochs(n)}\n{running.log(n)[-6000:]}" for n in (0, 1) if n != frozen]
+            raise AssertionError("\n".join([f"no {what}", *seen])) from None
+
+    async def has_news() -> bool:
+        mine, its = await epochs(number), await epochs(1 - number)
+        return any(epoch >= its.get(unit, 0) for unit, epoch in mine.items())
+
+    async def has_more() -> bool:
+        return any(epoch > before.get(unit, 0) for unit, epoch in (await epochs(1 - number)).items())
+
+    # It was perhaps started a moment ago, and the other worker has all: nothing would be taken over.
+    frozen: int | None = None
+    await until(has_news, f"partition of worker {number}")
+    before = await epochs(1 - number)
     os.kill(pid, signal.SIGSTOP)
+    frozen = number
     try:
-        async with asyncio.timeout(30):
-            while not any(epoch > before.get(unit, 0) for unit, epoch in (await epochs()).items()):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until(has_more, f"take-over by worker {1 - number}")
     finally:
         os.kill(pid, signal.SIGCONT)
 
