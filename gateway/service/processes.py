@@ -31,6 +31,7 @@ from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.http.server import Server
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
+from logferry.gateway.service.memory import return_freed_memory
 from logferry.gateway.service.preflight import broker_risks, check_abilities, connect_to_kafka
 from logferry.gateway.tls import kafka_options, load_certificate, server_context
 from prometheus_client import CollectorRegistry
@@ -177,6 +178,7 @@ async def serve_worker(
         parts = await make(url, kafka, gate, stack)
         ownership, routes = parts.ownership, parts.routes
         ownership.run_in_background(watch_brokers(kafka, config.accept_weak_kafka))
+        ownership.run_in_background(return_freed_memory())
         server = Server(routes, parts.limits)
         # Stopping goes from the end: the lanes move to other workers, waiting requests are forwarded to them, and only
         # then the owners are no longer followed.
