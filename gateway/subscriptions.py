@@ -198,7 +198,8 @@ class NumberedReplay(Strict):
 class StoredSubscription(Strict):
     """A subscription with what happened to it. ``id``: another one each time that it is recreated.
 
-    ``resumed``: how often it was resumed after a stop. ``is_configured``: it stands in the workers' configuration.
+    ``resumed``: how often it was resumed after a stop. ``is_configured``: it stands in the workers' configuration, or
+    did; ``left_configuration``: a worker has started since whose file does not have it. It keeps its positions then.
     Replays are numbered from ``created_ms`` on, so a receiver takes a subscription that was made again under its name
     for a replay, and not for a worker that was replaced.
     """
@@ -208,8 +209,14 @@ class StoredSubscription(Strict):
     definition: PushSubscription
     is_paused: bool = False
     is_configured: bool = False
+    left_configuration: bool = False
     resumed: int = 0
     replays: list[NumberedReplay] = Field(default_factory=list)
+
+    @property
+    def is_resting(self) -> bool:
+        """Nothing is sent."""
+        return self.is_paused or self.left_configuration
 
     @property
     def last_replay(self) -> int:

@@ -46,12 +46,14 @@ class DeliveryPartition(_Answer):
 
 
 class SubscriptionSummary(PushSubscription):
-    """``is_configured``: it stands in the configuration of the workers."""
+    """``is_configured``: it stands in the configuration of the workers, or did; ``left_configuration``: a worker has
+    started since without it, and nothing is sent."""
 
     name: str
     created_ms: _Number
     is_paused: bool
     is_configured: bool
+    left_configuration: bool
 
 
 class SubscriptionDetails(SubscriptionSummary):

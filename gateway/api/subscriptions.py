@@ -84,7 +84,8 @@ class SubscriptionsApi:
             _check_changeable(name, stored)
             if stored.definition.order != wanted.order:
                 raise Problem("conflict", "order: cannot change; remove the subscription, or make another one")
-            fresh = stored.model_copy(update={"definition": wanted})
+            own = {"is_configured": False, "left_configuration": False}
+            fresh = stored.model_copy(update={"definition": wanted, **own})
         await self._write(name, fresh)
         return json_response(_described(name, fresh), status=201 if stored is None else 200)
 
@@ -105,6 +106,9 @@ class SubscriptionsApi:
         """Ends a pause, and all stops of its partitions."""
         call.knows_only()
         name, stored = await self._known(call)
+        if stored.left_configuration:
+            ways = "put it back there and restart a worker, make it by PUT, or remove it"
+            raise Problem("conflict", f"{name} left the configuration of deliver: {ways}")
         return await self._changed(name, stored.model_copy(update={"is_paused": False, "resumed": stored.resumed + 1}))
 
     async def replay(self, call: Call) -> web.StreamResponse:
@@ -231,7 +235,7 @@ class SubscriptionsApi:
 
 
 def _check_changeable(name: str, stored: StoredSubscription) -> None:
-    if stored.is_configured:
+    if stored.is_configured and not stored.left_configuration:
         raise Problem("conflict", f"{name} stands in the configuration of deliver: change it there")
 
 
@@ -242,6 +246,7 @@ def _described(name: str, stored: StoredSubscription) -> dict[str, Any]:
         "created_ms": stored.created_ms,
         "is_paused": stored.is_paused,
         "is_configured": stored.is_configured,
+        "left_configuration": stored.left_configuration,
     }
 
 

@@ -104,8 +104,8 @@ def unit_status(key: UnitKey, unit: DeliveryUnit) -> dict[str, Any]:
         "position": state.position,
         "lag_records": unit.lag_records,
         "epoch": state.epoch,
-        "waits_for": "an operator" if state.stop is not None or unit.subscription.is_paused else unit.waits_for,
-        "is_paused": unit.subscription.is_paused,
+        "waits_for": "an operator" if state.stop is not None or unit.subscription.is_resting else unit.waits_for,
+        "is_paused": unit.subscription.is_resting,
         "stop": None if state.stop is None else {**state.stop._asdict(), "what_to_do": STOPS.get(state.stop.kind, "")},
         "error": None if state.error is None else state.error._asdict(),
     }

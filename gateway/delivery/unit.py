@@ -181,7 +181,7 @@ class DeliveryUnit:
 
     @property
     def _is_idle(self) -> bool:
-        return self.subscription.is_paused or self.wanted.stop is not None or self._replay is not None
+        return self.subscription.is_resting or self.wanted.stop is not None or self._replay is not None
 
     @property
     def _replay(self) -> NumberedReplay | None:
@@ -341,7 +341,7 @@ class DeliveryUnit:
         self.waits_for = f"one of {self.subscription.definition.max_in_flight} batches under way"
         async with sender.in_flight:
             self.waits_for = "the receiver"
-            if turn != self._turn or self.subscription.is_paused or sender is not self.sender:
+            if turn != self._turn or self.subscription.is_resting or sender is not self.sender:
                 return 0.0
             outcome = await sender.attempt(self.key, batch, self._shape(state.shape), state.epoch, state.replay)
         BATCHES.labels(name, outcome.kind).inc()

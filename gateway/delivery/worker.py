@@ -65,9 +65,11 @@ async def _parts(
 
 
 async def publish(store: SubscriptionStore, config: DeliverConfig, now_ms: int) -> None:
-    """Writes the subscriptions of the configuration that differ from what is stored, and removes those that left it.
+    """Writes the subscriptions of the configuration that differ from what is stored.
 
-    A subscription that was made by HTTP is never changed: one of its name in the file is an error, by name.
+    One that the file does not have any more rests, and keeps its positions: another host's file may have it still. It
+    goes on when a worker starts whose file has it. A subscription that was made by HTTP is never changed: one of its
+    name in the file is an error, by name.
     """
     for name, definition in config.subscriptions.items():
         stored = store.subscriptions.get(name)
@@ -79,9 +81,11 @@ async def publish(store: SubscriptionStore, config: DeliverConfig, now_ms: int) 
         elif not stored.is_configured or stored.definition.order != definition.order:
             why = "its order cannot change" if stored.is_configured else "one of this name was made by HTTP"
             log.event("subscription_not_configured", subscription=name, why=f"{why}; remove it first, or rename this")
-        elif stored.definition != definition:
-            await store.put(name, stored.model_copy(update={"definition": definition}))
+        elif stored.definition != definition or stored.left_configuration:
+            found = {"definition": definition, "left_configuration": False}
+            await store.put(name, stored.model_copy(update=found))
     for name, stored in list(store.subscriptions.items()):
-        if stored.is_configured and name not in config.subscriptions:
-            await store.put(name, None)
+        if stored.is_configured and not stored.left_configuration and name not in config.subscriptions:
+            log.event("subscription_left_configuration", subscription=name)
+            await store.put(name, stored.model_copy(update={"left_configuration": True}))
     await store.refresh()

@@ -191,6 +191,15 @@ class Deliver:
         except aiohttp.ClientError:
             return []
 
+    async def until(self, holds: Callable[[list[dict[str, Any]]], bool], what: str, timeout_s: float = 60) -> None:
+        """Until it holds of the units of the first worker."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds(await self.units()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"no {what}: {await self.units()}\n{self.log()[-4000:]}") from None
+
     def log(self, number: int = 0) -> str:
         return (self._folder / f"deliver-{number}.log").read_text()
 

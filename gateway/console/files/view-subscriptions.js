@@ -39,6 +39,7 @@ function showAll({ root, route, signal, poll }) {
 }
 
 function state(row) {
+  if (row.left_configuration) return "left the configuration";
   return row.is_paused ? "paused" : "delivers";
 }
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from aiokafka import errors
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.delivery.batch import ROW_BYTES, BatchShape
 from logferry.gateway.delivery.lane import DeliveryLane
 from logferry.gateway.delivery.pages import BatchRoom, PlannedRows, TopicPages, next_batch
+from logferry.gateway.delivery.progress import replayed
 from logferry.gateway.delivery.unit import DeliveryUnit, UnitServices
 from logferry.gateway.kafka.record_batch import FetchedRecords
 from logferry.gateway.reading.formats import Row
@@ -213,6 +216,70 @@ async def test_plans_are_due_when_the_next_one_is_late() -> None:
     planning.cancel()
 
 
+async def test_what_was_cut_before_a_replay_moves_no_position() -> None:
+    """It ended in the moment of the replay: what lies between would be passed over."""
+    nothing, fetches = cast("Any", None), Fetches()
+    pages = pages_of(fetches)
+    pages.ends[TP] = 10
+    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
+    unit = DeliveryUnit(
+        key=UnitKey("name", *TP),
+        subscription=StoredSubscription(id="id", created_ms=1, definition=definition),
+        sender=nothing,
+        services=UnitServices(nothing, pages, BatchRoom(1), nothing, nothing),
+        topic_id=STATE.topic_id,
+        wanted=STATE,
+        committed=STATE,
+        mark=lambda _: None,
+    )
+
+    def replay(_: object) -> None:
+        pages.forget([TP[0]])  # what follows is read again, which this test does not wait for
+        unit._begin_turn()
+        unit.wanted = replayed(unit.wanted, 1, STATE.topic_id, 3)
+
+    planning = asyncio.create_task(unit._plan())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert unit._cutting is not None
+    unit._cutting.add_done_callback(replay)
+    await fetches.end(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (unit.wanted.replay, unit.wanted.position) == (1, 3)
+    planning.cancel()
+
+
+@pytest.mark.parametrize("found", [b"t" * 16, b"u" * 16], ids=["the same", "recreated"])
+async def test_a_planned_batch_that_is_read_again_is_of_the_topic_of_its_plan(found: bytes) -> None:
+    class Topic(Fetches):
+        async def ids_at_leaders(self, tps: object) -> dict[str, bytes]:
+            return {TP[0]: found}
+
+    nothing, topic = cast("Any", None), Topic()
+    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
+    state = STATE._replace(ends=(10,), shape=definition.shape)
+    unit = DeliveryUnit(
+        key=UnitKey("name", *TP),
+        subscription=StoredSubscription(id="id", created_ms=1, definition=definition),
+        sender=nothing,
+        services=UnitServices(cast("Any", topic), pages_of(topic), BatchRoom(1), nothing, nothing),
+        topic_id=STATE.topic_id,
+        wanted=state,
+        committed=state,
+        mark=lambda _: None,
+    )
+    reading = asyncio.create_task(unit._rows(state))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await topic.end(0)
+    if found == STATE.topic_id:
+        assert await reading == []
+    else:
+        with pytest.raises(errors.UnknownTopicOrPartitionError):
+            await reading
+
+
 class Marked:
     """A unit. ``meanwhile``: called when a transaction takes its state."""
 
@@ -271,3 +338,19 @@ async def test_a_lane_that_is_given_away_commits_what_is_done(lane: Any) -> None
     lane._unmark()
     lane._mark(Marked(False))
     assert not lane.has_work
+
+
+async def test_the_state_of_a_subscription_that_is_made_again_is_not_forgotten(lane: Any) -> None:
+    """Its removal waits for the next transaction: in it the new state would be deleted after it is written."""
+    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
+    stored, key = StoredSubscription(id="id", created_ms=1, definition=definition), UnitKey("name", *TP)
+    view = SimpleNamespace(subscriptions={}, is_known=True, sender=lambda _: None, is_gone=lambda _: True)
+    view.topics_of = lambda _: [SimpleNamespace(name=TP[0], partitions=[0], id=STATE.topic_id)]
+    lane.config, lane.view, lane._states = SimpleNamespace(lanes=1), view, {key: STATE}
+    lane.lane_state.state = "serving"
+    lane.adopt()
+    assert list(lane._forgotten) == [key]
+    view.subscriptions = {"name": stored}
+    lane.units[key] = SimpleNamespace(wanted=STATE, change=lambda *_: None)
+    lane.adopt()
+    assert not lane._forgotten
