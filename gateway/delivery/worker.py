@@ -68,7 +68,7 @@ async def publish(store: SubscriptionStore, config: DeliverConfig, now_ms: int) 
     """Writes the subscriptions of the configuration that differ from what is stored.
 
     One that the file does not have any more rests, and keeps its positions: another host's file may have it still. It
-    goes on when a worker starts whose file has it. A subscription that was made by HTTP is never changed: one of its
+    continues when a worker starts whose file has it. A subscription that was made by HTTP is never changed: one of its
     name in the file is an error, by name.
     """
     for name, definition in config.subscriptions.items():
