@@ -64,7 +64,10 @@ def sorted_error(error: BaseException, doing: str) -> LoadError:
     """The loader's error for a Java one, with its text: the exception itself is readable only while its JVM lives."""
     chain = java_chain(error)
     if not chain:
-        return SparkUnavailable(f"{doing}: Spark's JVM has ended")
+        return SparkUnavailable(
+            f"{doing}: Spark's JVM has ended; its own output says why. Without a word it was killed, mostly for "
+            "memory: set a smaller batch_bytes, or give the host more"
+        )
     name, message = chain[-1]
     said = without_secrets(f"{doing}: {name.rpartition('.')[2]}: {message.splitlines()[0] if message else ''}")
     for refusal, advice in _REFUSED:

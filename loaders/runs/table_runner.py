@@ -148,7 +148,8 @@ class Reporter:
                     elif isinstance(event, StoppedTopic):
                         stopped.append(event)
                         if event.reason not in already:
-                            self._print(f"{name} [red]stopped[/] {escape(event.reason)}")
+                            way = f"; the way on: logferry table reset {report.path} --to {event.topic}=…"
+                            self._print(f"{name} [red]stopped[/] {escape(event.reason + way)}")
                     elif isinstance(event, Backlog):
                         report.left = event.records
                         self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))

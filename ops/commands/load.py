@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from logferry.loaders.config import JARS_VARIABLE
@@ -34,9 +35,9 @@ def provide_java(argv: list[str]) -> None:
 def _stores(argv: list[str]) -> dict[str, bool]:
     """By store, whether an argument names a table there, or a file that does, so that its jars are needed."""
     texts = list(argv)
-    for argument in argv:
+    for before, argument in pairwise(["", *argv]):
         given = argument.partition("=")[2] if argument.startswith("--config=") else argument
         with suppress(OSError, ValueError):
-            if given.endswith(".toml"):
+            if given != argument or before == "--config" or given.endswith(".toml"):
                 texts.append(Path(given).read_text(encoding="utf-8"))
     return {name: any(map(uri.search, texts)) for name, uri in _STORES.items()}

@@ -25,7 +25,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 from logferry.client.reading.decode import ReceivedChunk
+from logferry.gateway.config import ConfigError, load_as
 from logferry.gateway.contract.names import visible
+from logferry.loaders.config import GsSettings, S3Settings
 from logferry.loaders.errors import LoaderConfigError, LoadError
 from logferry.loaders.location import Location, without_secrets
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
@@ -36,9 +38,10 @@ from logferry.loaders.storage.files import dataset
 from logferry.loaders.storage.tables import TableSnapshot, copied_topics, snapshot_of
 from logferry.ops.cli.gateway_client import add_gateway_options
 from logferry.ops.cli.options import command_parser, parse_with_file
-from logferry.ops.cli.problems import CommandError, UsageError
+from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from logferry.ops.commands.tail_file import TailFile, needed_columns
 from logferry.ops.commands.tail_http import ALONE, HttpTail
+from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from logferry.ops.commands.tail_kafka import KafkaTail
@@ -96,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
             statements = connection.extract_statements(args.sql)
             if len(statements) != 1:
                 raise UsageError(f"expected one SQL statement, got {len(statements)}")
-            snapshot = snapshot_of(_location(args.table))
+            snapshot = snapshot_of(_location(args.table, args.stores))
             _views(connection, snapshot, args.sql, None if args.no_tail else _tail(args, snapshot), Path(spill))
             for setting in _LOCKED:
                 connection.execute(setting)
@@ -114,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
         except (DeltaError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            raise CommandError(without_secrets(f"{args.table} cannot be read: {error}")) from None
+            raise Unavailable(without_secrets(f"{args.table} cannot be read: {error}")) from None
     return 0
 
 
@@ -124,9 +127,19 @@ def _connected(spill: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(":memory:", config={**settings, **limits})
 
 
-def _location(text: str) -> Location:
+class _StoresFile(BaseModel):
+    """Any configuration with access to stores: of the loader or the audit."""
+
+    s3: S3Settings = S3Settings()
+    gs: GsSettings = GsSettings()
+
+
+def _location(text: str, file: str | None) -> Location:
     try:
-        return Location.of(text)
+        stores = _StoresFile() if file is None else load_as(_StoresFile, Path(file))
+        return Location.of(text, stores.s3.access, stores.gs.access)
+    except ConfigError as error:
+        raise UsageError(f"--stores: {error}") from None
     except ValueError as error:
         raise UsageError(f"--table: {error}") from None
 
@@ -231,6 +244,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     option = parser.add_argument
     options = [
         option("--table", metavar="PATH", help="folder or URI of the table (required)"),
+        option("--stores", metavar="FILE", help="access to the table: the sections [s3] and [gs] of this file"),
         option("--topics", nargs="+", metavar="PATTERN", help="topics of the tail (default: those of the table)"),
         option("--bootstrap", metavar="HOST:PORT", help="read the tail from this Kafka, not from a gateway"),
         option("--kafka", metavar="FILE", help="the same, with the section [kafka] of this file (TLS, SASL)"),

@@ -234,7 +234,7 @@ async def test_every_command_in_every_place(place: str, topic: Topic, tmp_path: 
 
         keys = user.key_variables
         sql = ("query", "SELECT count(*) AS n FROM logs", "--table", user.typed, "--no-tail", "--format", "csv")
-        assert run(*sql, more=keys) == "n\n6\n"
+        assert run(*sql, more=keys) == run(*sql, "--stores", "load.toml") == "n\n6\n"
         assert view(user, topic.name) == 6
         name = topic.name.partition(".")[2]
         audit = f'dc = "dc1"\nprefix = "{name}"\nkafka.bootstrap_servers = "{topic.bootstrap}"\n'

@@ -43,6 +43,11 @@ def test_batches_are_reported():
     assert re.search(r"1,234 rows, 2 quarantined, 2 batches, 1 by another loader in \d+\.\d s; up to date", text)
 
 
+def test_a_stopped_topic_is_reported_with_its_way_on():
+    _, text = run(StoppedTopic("dc1.b", "dc1.b was recreated"))
+    assert "stopped dc1.b was recreated; the way on: logferry table reset /data/a --to dc1.b=…" in text
+
+
 def test_json_is_one_line_that_counts_our_rows_only():
     status, text = run(Backlog(6), OURS, THEIRS, as_json=True)
     summary = json.loads(text)
