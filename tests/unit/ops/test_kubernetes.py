@@ -239,4 +239,4 @@ def test_kustomize_builds_them() -> None:
     assert used == maps
     assert len(maps) == 5
     images = {container["image"] for pod in pods for container in pod["containers"]}
-    assert images == {"registry.example/logferry:0.1.0", "registry.example/logferry-push:0.1.0"}
+    assert images == {"registry.example/logferry:0.2.0.dev0", "registry.example/logferry-push:0.2.0.dev0"}
