@@ -41,7 +41,7 @@ class UnitKey(NamedTuple):
 
 
 class DeliveryStop(NamedTuple):
-    """Why a unit delivers nothing until an operator acts. ``kind``: of `gateway.delivery.unit.STOPS`."""
+    """Why a unit delivers nothing until an operator acts. ``kind``: of `gateway.delivery.progress.STOPS`."""
 
     kind: str
     detail: str

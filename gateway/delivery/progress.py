@@ -35,7 +35,6 @@ STOPS: Final[dict[str, str]] = {
     "rejected": "correct the receiver, then resume; or skip the batch by a replay from behind it",
     "records-removed": "retention removed records before they were delivered; replay from earliest to continue",
     "topic-recreated": "the topic was deleted and recreated; replay from earliest to deliver the new one",
-    "dead-letter-missing": "create the dead-letter topic, then resume",
     "out-of-range": "the position lies behind the end: the log was cut back; replay from where to continue",
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -30,12 +32,17 @@ def units_of(ownership: Ownership[DeliveryLane]) -> list[DeliveryUnit]:
 
 
 class UnitCollector(Collector):
-    """Lag and trouble of this worker's units, by subscription."""
+    """Lag and trouble of this worker's units, by subscription, and the bytes of their batches in memory."""
 
-    def __init__(self, ownership: Ownership[DeliveryLane]) -> None:
-        self._ownership = ownership
+    def __init__(self, units: Callable[[], list[DeliveryUnit]], room: BatchRoom) -> None:
+        self._units, self._room = units, room
+        # By unit: the position at the last scrape, and since when it is there.
+        self._positions: dict[DeliveryUnit, tuple[int, float]] = {}
 
     def collect(self) -> Iterable[Metric]:
+        held = GaugeMetricFamily(
+            "logferry_delivery_held_bytes", "Bytes of batches that are ready or under way, in memory", self._room.used
+        )
         lag = GaugeMetricFamily(
             "logferry_delivery_lag_records", "Records that are not delivered yet, by offsets", labels=["subscription"]
         )
@@ -49,14 +56,29 @@ class UnitCollector(Collector):
             "Partitions (or shards) whose last attempt failed",
             labels=["subscription"],
         )
+        still = GaugeMetricFamily(
+            "logferry_delivery_still_seconds",
+            "Longest time in which a partition with records to deliver did not advance; 0 while paused or stopped",
+            labels=["subscription"],
+        )
+        now = time.monotonic()
+        self._positions = {unit: self._at(unit, now) for unit in self._units()}
         by_name: dict[str, list[DeliveryUnit]] = {}
-        for unit in units_of(self._ownership):
+        for unit in self._positions:
             by_name.setdefault(unit.key.subscription, []).append(unit)
         for name, units in sorted(by_name.items()):
             lag.add_metric([name], sum(unit.lag_records or 0 for unit in units))
             stopped.add_metric([name], sum(unit.wanted.stop is not None for unit in units))
             retrying.add_metric([name], sum(unit.wanted.error is not None for unit in units))
-        return [lag, stopped, retrying]
+            still.add_metric([name], now - min(self._positions[unit][1] for unit in units))
+        return [held, lag, stopped, retrying, still]
+
+    def _at(self, unit: DeliveryUnit, now: float) -> tuple[int, float]:
+        """As far as the scrapes tell: since the first one that saw the unit at its position."""
+        position = unit.wanted.position
+        before, since = self._positions.get(unit, (position, now))
+        waits = unit.lag_records and unit.wanted.stop is None and not unit.subscription.is_paused
+        return position, since if waits and position == before else now
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +89,7 @@ class DeliverApi:
     room: BatchRoom
 
     def add_to(self, routes: Routes) -> None:
-        REGISTRY.register(UnitCollector(self.ownership))
+        REGISTRY.register(UnitCollector(partial(units_of, self.ownership), self.room))
         HealthApi(self.ownership, REGISTRY).add_to(routes)
         routes.add("GET", "/v1/status", "status", self.status, Right.EVERYTHING)
 

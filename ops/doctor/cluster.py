@@ -33,6 +33,7 @@ _DAY_MS: Final = 86_400_000
 _OPERATIONS: Final = {
     "READ": 3,
     "WRITE": 4,
+    "DELETE": 6,
     "ALTER": 7,
     "DESCRIBE": 8,
     "DESCRIBE_CONFIGS": 10,
@@ -83,7 +84,7 @@ async def check_cluster(role: Role, cluster: Cluster) -> AsyncIterator[Check]:
         yield Check(
             "Kafka", subject, State.OK, "connected and logged in" * cluster.kafka.is_authenticated or "connected"
         )
-        for part in (_versions, _brokers, _topics, _rights_on_topics, _other_rights, _time):
+        for part in (_versions, _brokers, _topics, _log_topic, _rights_on_topics, _other_rights, _time):
             try:
                 async for check in part(subject, cluster, kafka):
                     yield check
@@ -164,6 +165,28 @@ async def _topics(subject: str, cluster: Cluster, kafka: KafkaClient) -> AsyncIt
             yield Check("Kafka", subject, State.WRONG, text, "start their brokers")
 
 
+async def _log_topic(subject: str, cluster: Cluster, kafka: KafkaClient) -> AsyncIterator[Check]:
+    """Of the keeper: records that stand for acts are not lost."""
+    name = cluster.log
+    if name is None:
+        return
+    present = (await kafka.describe([name])).topics.get(name)
+    if present is None:
+        text = f"{name} is not there, or may not be described: the first start creates it"
+        yield Check("Kafka", subject, State.WARNING, text, "nothing before the first start; else grant Describe")
+        return
+    settings = (await kafka.configs([name]))[name]
+    yield _data_topic(subject, name, settings)
+    if len(present.partitions) != 1:
+        text = f"{name} has {len(present.partitions)} partitions, and only the first one is read"
+        yield Check("Kafka", subject, State.WRONG, text, "move it away while no keeper runs, so that one is created")
+    weak = weakness(present, settings, cluster.accepted)
+    if weak is not None:
+        yield Check("Kafka", subject, State.WRONG, *weak.split(". ", 1))
+    if any(p.leader < 0 for p in present.partitions):
+        yield Check("Kafka", subject, State.WRONG, f"{name} has no leader: nobody acts", "start its brokers")
+
+
 def _own(cluster: Cluster, present: Mapping[str, Any]) -> list[str]:
     if cluster.service is None:
         return []
@@ -228,43 +251,60 @@ def _missing(subject: str, need: TopicRights, seen: Mapping[str, int]) -> Iterat
 
 async def _other_rights(subject: str, cluster: Cluster, kafka: KafkaClient) -> AsyncIterator[Check]:
     """On the cluster, the group of the workers, and the transactional ids of the lanes."""
-    if cluster.reads_time:
+    if cluster.reads_time or cluster.operations:
         answer = await kafka.send(kafka.brokers()[0][0], DescribeClusterRequest())
         raise_for(answer.error_code, answer.error_message or "DescribeCluster")
-        if not answer.authorized_operations >> _OPERATIONS["DESCRIBE"] & 1:
-            text = "no DESCRIBE on the cluster: the brokers' time is unknown, and no source expires"
-            yield Check("rights", subject, State.WRONG, text, _grant("--cluster", "", ["DESCRIBE"]))
-        else:
-            yield Check("rights", subject, State.OK, "cluster: DESCRIBE")
+        for check in _on_cluster(subject, cluster, answer.authorized_operations):
+            yield check
     if cluster.group is not None:
-        yield await _group(subject, cluster.group, kafka)
-    if cluster.service is not None:
-        name = cluster.service.lane(0).transactional_id
+        yield await _group(subject, cluster.group, kafka, "READ")
+    for asked in cluster.asked_groups:
+        yield await _group(subject, asked, kafka, "DESCRIBE")
+    ids = [] if cluster.service is None else [cluster.service.lane(0).transactional_id]
+    for name in [*ids, *([] if cluster.transactional_id is None else [cluster.transactional_id])]:
         try:
             await kafka.find_transaction_coordinator(name)
         except errors.TransactionalIdAuthorizationFailed:
-            remedy = _grant("--transactional-id", name.rpartition("lane-")[0], ["DESCRIBE", "WRITE"], " prefixed")
+            prefix, lane, _ = name.rpartition("lane-")
+            remedy = _grant("--transactional-id", prefix or name, ["DESCRIBE", "WRITE"], " prefixed" * bool(lane))
             yield Check("rights", subject, State.WRONG, f"transactional id {name}: no DESCRIBE", remedy)
         else:
             yield Check("rights", subject, State.OK, f"transactional id {name}: DESCRIBE")
 
 
-async def _group(subject: str, name: str, kafka: KafkaClient) -> Check:
+def _on_cluster(subject: str, cluster: Cluster, allowed: int) -> Iterator[Check]:
+    may = {name for name, bit in _OPERATIONS.items() if allowed >> bit & 1}
+    if cluster.reads_time and "DESCRIBE" not in may:
+        text = "no DESCRIBE on the cluster: the brokers' time is unknown, and no source expires"
+        if cluster.operations:
+            text = "no DESCRIBE on the cluster: disks and the brokers' time are unknown"
+        yield Check("rights", subject, State.WRONG, text, _grant("--cluster", "", ["DESCRIBE"]))
+    elif cluster.reads_time:
+        yield Check("rights", subject, State.OK, "cluster: DESCRIBE")
+    lacks = [name for name in cluster.operations if name not in may and name != "DESCRIBE"]
+    if lacks:
+        text = f"cluster: no {', '.join(lacks)}"
+        yield Check("rights", subject, State.WRONG, text, _grant("--cluster", "", lacks))
+    elif cluster.operations:
+        yield Check("rights", subject, State.OK, f"cluster: {', '.join(cluster.operations)}")
+
+
+async def _group(subject: str, name: str, kafka: KafkaClient, operation: str) -> Check:
     async def ask(send: Any) -> Any:
         [group] = (await send(DescribeGroupRequest(name))).groups
         raise_for(group[0], name)
         return group
 
-    remedy = _grant("--group", name, ["READ"])
+    remedy = _grant("--group", name, [operation])
     try:
         group = await kafka.with_coordinator(name, ask)
     except errors.GroupAuthorizationFailedError:
-        return Check("rights", subject, State.WRONG, f"group {name}: no READ", remedy)
+        return Check("rights", subject, State.WRONG, f"group {name}: no {operation}", remedy)
     except errors.GroupIdNotFound:
         return Check("rights", subject, State.OK, f"group {name} is not there yet")
-    if not group[-2] >> _OPERATIONS["READ"] & 1:
-        return Check("rights", subject, State.WRONG, f"group {name}: no READ", remedy)
-    return Check("rights", subject, State.OK, f"group {name}: READ")
+    if not group[-2] >> _OPERATIONS[operation] & 1:
+        return Check("rights", subject, State.WRONG, f"group {name}: no {operation}", remedy)
+    return Check("rights", subject, State.OK, f"group {name}: {operation}")
 
 
 def _grant(kind: str, name: str, operations: list[str], pattern: str = "") -> str:

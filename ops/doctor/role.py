@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from logferry.gateway.config import ConfigError, KafkaSettings, ServiceConfig, Tls
 from logferry.gateway.service.preflight import LaneSettings
 
-ROLES: Final = ("gateway", "mirror", "deliver", "load", "audit", "push")
+ROLES: Final = ("gateway", "mirror", "deliver", "keeper", "load", "audit", "push")
 
 
 class State(StrEnum):
@@ -38,16 +38,19 @@ class Check(NamedTuple):
 
 class TopicRights(NamedTuple):
     """Operations on all topics that begin with ``name`` or match it, or on that one alone; ``optional`` ones for
-    ``why``."""
+    ``why``. ``chosen``: on those that it chooses; ``name`` describes them."""
 
     name: str
     is_prefix: bool
     operations: tuple[str, ...]
     optional: tuple[str, ...] = ()
     why: str = ""
+    chosen: Callable[[str], bool] | None = None
 
     def takes(self, topic: str) -> bool:
         """``name`` of a loader is a pattern, as in `dc1.nginx` or `*.nginx`."""
+        if self.chosen is not None:
+            return self.chosen(topic)
         if self.is_prefix and self.name.endswith("."):
             return topic.startswith(self.name)
         return topic == self.name or (self.is_prefix and "." in topic and fnmatchcase(topic, self.name))
@@ -55,7 +58,11 @@ class TopicRights(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Kafka that the role uses. ``service``: its state topic is there; ``durable``: prefixes that it writes."""
+    """A Kafka that the role uses. ``service``: its state topic is there; ``durable``: prefixes that it writes.
+
+    ``operations``: on the cluster. ``asked_groups``: whose offsets are read. ``log``: a topic of its own that keeps
+    every record, written under ``transactional_id``; ``accepted``: what it may lack.
+    """
 
     label: str
     kafka: KafkaSettings
@@ -64,10 +71,15 @@ class Cluster:
     group: str | None = None
     durable: tuple[str, ...] = ()
     reads_time: bool = False
+    operations: tuple[str, ...] = ()
+    asked_groups: tuple[str, ...] = ()
+    log: str | None = None
+    transactional_id: str | None = None
+    accepted: Sequence[str] = ()
 
 
 class Endpoint(NamedTuple):
-    """A gateway that the role calls."""
+    """A gateway, or another worker, that the role calls."""
 
     url: str
     ca_file: str | None
@@ -92,8 +104,8 @@ class Unreadable(Exception):
 def read_role(name: str, path: Path) -> Role:
     """Raises Unreadable."""
     try:
-        return {"gateway": _gateway, "mirror": _mirror, "deliver": _deliver, "load": _load, "audit": _audit,
-                "push": _push}[name](path)  # fmt: skip
+        return {"gateway": _gateway, "mirror": _mirror, "deliver": _deliver, "keeper": _keeper, "load": _load,
+                "audit": _audit, "push": _push}[name](path)  # fmt: skip
     except ConfigError as error:
         raise Unreadable(str(error)) from None
     except ModuleNotFoundError as error:
@@ -153,6 +165,33 @@ def _deliver(path: Path) -> Role:
     needs = (*data, *_own_topics(config.state_topic), TopicRights(config.subscriptions_topic, False, _DATA))
     folders = [] if config.secrets_dir is None else [("secrets_dir", config.secrets_dir)]
     return _service(config, [Cluster("kafka", config.kafka, needs, config, config.group)], folders=folders)
+
+
+def _keeper(path: Path) -> Role:
+    """Without `act` it describes only; with it, also the log, the group, and what its acts need."""
+    from logferry.gateway.topics.subscription_store import subscriptions_topic
+    from logferry.ops.keeper.config import load
+
+    config = load(path)
+    seen = ("DESCRIBE", "DESCRIBE_CONFIGS")
+    needs, delivered = [TopicRights("*", False, seen, chosen=lambda _: True)], f"{config.prefix}.deliver.{config.dc}"
+    more: dict[str, Any] = {"operations": seen}
+    if config.act:
+        needs[0] = needs[0]._replace(operations=(*seen, "ALTER_CONFIGS"))
+        needs.append(TopicRights(config.log_topic, False, ("READ", "WRITE")))
+        if config.deletion.policies:
+            may_lose = TopicRights("of deletion.policies", False, ("DELETE",))
+            needs.append(may_lose._replace(chosen=lambda topic: config.policy(topic) is not None))
+        more = {"operations": (*seen, "ALTER", "ALTER_CONFIGS"), "group": config.group, "log": config.log_topic}
+        more |= {"transactional_id": f"{config.log_topic}.act", "accepted": config.accept_weak_kafka}
+    if any(reader.deliver is not None for reader in config.readers):
+        names = f"{delivered}.state", subscriptions_topic(config.prefix, config.dc)
+        needs += [TopicRights(name, False, ("READ",)) for name in names]
+    consumers = tuple(reader.consumer for reader in config.readers if reader.consumer is not None)
+    cluster = Cluster("kafka", config.kafka, tuple(needs), reads_time=True, asked_groups=consumers, **more)
+    role = _service(config, [cluster], gateways=[Endpoint(one.mirror, None) for one in config.readers if one.mirror])
+    tokens = [Path(reader.token_file) for reader in config.readers if reader.token_file]
+    return replace(role, secrets=[*role.secrets, *tokens])
 
 
 def _load(path: Path) -> Role:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from logferry.gateway.config import MIB, Pattern, ServiceConfig, Strict, load_as
 from pydantic import ConfigDict, Field, model_validator
@@ -93,7 +93,7 @@ class Deletion(Strict):
 
 
 class ReaderSettings(Strict):
-    """A reader whose unread records stay: a consumer group, a mirror elsewhere, or a table's loader."""
+    """A reader whose unread records stay: a consumer group, a mirror elsewhere, a table's loader, or push delivery."""
 
     topics: Annotated[list[Pattern], Field(min_length=1)]
     """Patterns of the topics that it reads, with or without the data centre. Where its position is not known, it needs
@@ -104,20 +104,26 @@ class ReaderSettings(Strict):
     """URL of a mirror worker in another data centre that takes topics from here; the other workers are found by it."""
     table: str | None = None
     """The path of a table, by its ledger."""
+    deliver: Annotated[str, Field(min_length=1)] | None = None
+    """A subscription of push delivery in this data centre, or a pattern of names, `*` for all of them, by the positions
+    in the state topic. It needs nothing of topics that it does not deliver."""
     token_file: str | None = None
     """The file with the token for `mirror`."""
 
     @model_validator(mode="after")
     def _one(self) -> ReaderSettings:
-        if sum(value is not None for value in (self.consumer, self.mirror, self.table)) != 1:
-            raise ValueError("give one of consumer, mirror and table")
+        if len(self._given) != 1:
+            raise ValueError("give one of consumer, mirror, table and deliver")
         return self
 
     @property
+    def _given(self) -> list[tuple[str, str]]:
+        kinds = {"consumer": self.consumer, "mirror": self.mirror, "table": self.table, "deliver": self.deliver}
+        return [(kind, value) for kind, value in kinds.items() if value is not None]
+
+    @property
     def name(self) -> str:
-        kind: Literal["consumer", "mirror", "table"]
-        kind = "consumer" if self.consumer else "mirror" if self.mirror else "table"
-        return f"{kind} {getattr(self, kind)}"
+        return " ".join(self._given[0])
 
 
 class KeeperConfig(ServiceConfig):

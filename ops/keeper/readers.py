@@ -1,4 +1,5 @@
-"""What readers still need: positions of consumer groups, of mirrors in other data centres, and of tables' ledgers.
+"""What readers still need: positions of consumer groups, of mirrors in other data centres, of tables' ledgers, and of
+push delivery.
 
 A reader that gives no answer, or has no position in a partition of its topics, needs all of it.
 """
@@ -17,6 +18,7 @@ from logferry.gateway.kafka.consumer_groups import ConsumerGroups
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import CommandError
 from logferry.ops.keeper.config import KeeperConfig, ReaderSettings, matches
+from logferry.ops.keeper.delivery_positions import DeliveryNeeds, DeliveryPositions
 
 _ANSWER_S: Final = 10.0
 _MOST_WORKERS: Final = 64
@@ -24,21 +26,30 @@ _MOST_WORKERS: Final = 64
 
 @dataclass(slots=True)
 class Needs:
-    """``positions``: by reader. ``unknown``: readers that gave no answer, with the reason."""
+    """``positions``, ``deliveries``: by reader. ``unknown``: readers that gave no answer, with the reason."""
 
     readers: list[ReaderSettings]
     positions: dict[str, dict[TopicPartition, int]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
+    deliveries: dict[str, DeliveryNeeds] = field(default_factory=dict)
 
     def of(self, tp: TopicPartition) -> dict[str, int | None]:
-        """The position of each reader of the topic; None: it needs all."""
-        wanted = [reader for reader in self.readers if matches(reader.topics, tp[0])]
-        return {reader.name: self.positions.get(reader.name, {}).get(tp) for reader in wanted}
+        """The position of each reader of the topic, and of each subscription by its own name; None: it needs all."""
+        found: dict[str, int | None] = {}
+        for reader in self.readers:
+            if not matches(reader.topics, tp[0]):
+                continue
+            if reader.deliver is not None and reader.name in self.deliveries:
+                found |= self.deliveries[reader.name].of(reader.deliver, tp)
+            else:
+                found[reader.name] = self.positions.get(reader.name, {}).get(tp)
+        return found
 
 
 class Readers:
     def __init__(self, kafka: KafkaClient, config: KeeperConfig) -> None:
         self._groups, self._config = ConsumerGroups(kafka), config
+        self._deliveries = DeliveryPositions(kafka, config.prefix, config.dc)
 
     async def needs(self, ids: Mapping[str, bytes]) -> Needs:
         """Asks all of them at once, each for ten seconds at most. ``ids``: of the topics, as they are now."""
@@ -47,7 +58,12 @@ class Readers:
         async def ask(reader: ReaderSettings) -> None:
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    found.positions[reader.name] = await self._positions(reader, ids)
+                    if reader.deliver is not None:
+                        deliveries = await self._deliveries.read(ids)
+                        deliveries.check(reader.deliver)
+                        found.deliveries[reader.name] = deliveries
+                    else:
+                        found.positions[reader.name] = await self._positions(reader, ids)
             except Exception as error:  # noqa: BLE001  whatever a reader's store raises: nothing of its topics goes
                 found.unknown[reader.name] = str(error) or type(error).__name__
 

@@ -18,6 +18,7 @@ Ivy uses its default repository; ``LOGFERRY_IVY_SETTINGS`` names an Ivy settings
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import importlib.util
@@ -41,6 +42,8 @@ from logferry.ops.cli.problems import CommandError, Unavailable
 from logferry.ops.runtime.java import cache_dir, find_java
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+STORES = ("s3", "gs")  # of tables, with jars of their own; HDFS needs none beside pyspark's
 
 _MANIFEST = "manifest.json"
 # A repository that drops one of fifty requests is asked again; what was fetched is kept between the attempts.
@@ -343,10 +346,16 @@ def _show_progress(ivy: subprocess.Popen[bytes], wanted: JarSet, cache: Path) ->
             bar.update(task, completed=len(sizes), mb=sum(sizes) / 1e6)
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
+    """Fetches all that `logferry up` and `logferry load` need, for tables on disks and on the named stores."""
+    parser = argparse.ArgumentParser(prog="python -m logferry.ops.runtime.jars", description="Fetches the jars.")
+    parser.add_argument("--stores", default="", metavar="NAMES", help="of tables beside disks, as in s3,gs")
+    stores = set(filter(None, parser.parse_args(argv).stores.split(",")))
+    if unknown := stores - set(STORES):
+        parser.error(f"--stores: {', '.join(sorted(unknown))} is none of {', '.join(STORES)}")
     try:
         kafka_jars()
-        spark_jars()
+        spark_jars(s3="s3" in stores, gs="gs" in stores)
     except CommandError as problem:
         _say(str(problem))
         return problem.exit_status
@@ -355,4 +364,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

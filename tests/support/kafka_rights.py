@@ -23,6 +23,7 @@ _OPERATIONS: Final = {
     "READ": 3,
     "WRITE": 4,
     "CREATE": 5,
+    "DELETE": 6,
     "ALTER": 7,
     "DESCRIBE": 8,
     "DESCRIBE_CONFIGS": 10,

@@ -108,7 +108,7 @@ OPS: dict[str, tuple[str, ...]] = {
         *("ops.audit.compare", "ops.cli"),
     ),
     "ops.status": ("ops.cli",),
-    "ops.doctor": ("ops.cli", "ops.runtime", "ops.audit"),
+    "ops.doctor": ("ops.cli", "ops.runtime", "ops.audit", "ops.keeper"),
     "ops.keeper": ("ops.cli", "ops.keeper.planning"),
     "ops.keeper.planning": (),
     "ops.demo": (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.ops.cli import main
@@ -206,6 +207,49 @@ async def test_a_private_address_is_not_connected_to(
                     await asyncio.sleep(0.1)
         assert all("allowed_networks" in unit["error"]["detail"] for unit in units), units
         assert got.seen == []
+
+
+async def test_metrics_name_a_subscription_that_does_not_advance(
+    workers: Gateway, pushing: Deliver, topic_name: str
+) -> None:
+    """Not while nothing is to do, and not while it is paused, which an operator wants."""
+    topic, name = await workers.make_topic(topic_name), f'{{subscription="{topic_name}"}}'
+    may_take = asyncio.Event()
+    may_take.set()
+
+    async def behave(got: Received) -> None:
+        await may_take.wait()
+
+    async def measured() -> dict[str, float]:
+        async with aiohttp.ClientSession() as session, session.get(f"{pushing.workers[0].url}/metrics") as answer:
+            samples = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
+        found = {key: samples.get(f"logferry_delivery_{key}{name}", "-1") for key in ("still_seconds", "lag_records")}
+        found["held_bytes"] = samples["logferry_delivery_held_bytes"]
+        return {key: float(value) for key, value in found.items()}
+
+    async def until(holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+        async with asyncio.timeout(60):
+            while not holds(found := await measured()):  # noqa: ASYNC110  each look is a scrape
+                await asyncio.sleep(0.1)
+        return found
+
+    async with receiver(PushReceiver(behave)) as got:
+        await subscribe(workers, topic_name, topic, got.url)
+        await send(workers, topic_name, "a", range(1, 2))
+        await got.until(lambda: len(got.rows) == 1, "the first one")
+        await until(lambda found: (found["still_seconds"], found["lag_records"]) == (0, 0))
+        may_take.clear()
+        await send(workers, topic_name, "a", range(2, 4), size=1000)
+        stuck = await until(lambda found: found["still_seconds"] > 1)
+        assert stuck["lag_records"] > 0
+        await workers.ask("POST", f"/v1/subscriptions/{topic_name}/pause")
+        await until(lambda found: found["still_seconds"] == 0 and found["lag_records"] > 0)
+        await workers.ask("POST", f"/v1/subscriptions/{topic_name}/resume")
+        await until(lambda found: found["still_seconds"] > 0)
+        assert (await until(lambda found: found["held_bytes"] > 0))["held_bytes"] > 2000
+        may_take.set()
+        await got.until(lambda: len(got.rows) == 3, "the others")
+        await until(lambda found: (found["still_seconds"], found["lag_records"], found["held_bytes"]) == (0, 0, 0))
 
 
 async def test_the_status_of_all_subscriptions_with_the_way_on(

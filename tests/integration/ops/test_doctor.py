@@ -56,7 +56,23 @@ async def prepared(bootstrap: str, file: Path, *topics: str) -> None:
 
 # ---- rights ------------------------------------------------------------------------------------------------------
 
-USERS: Final = ("gateway", "reader", "blind")
+USERS: Final = ("gateway", "reader", "blind", "keeper")
+
+
+# As the page Keeper lists them.
+KEEPER: Final[list[Right]] = [
+    *(
+        ("CLUSTER", "kafka-cluster", "LITERAL", one)
+        for one in ("DESCRIBE", "ALTER", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")
+    ),
+    *(("TOPIC", "*", "LITERAL", one) for one in ("DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS")),
+    ("TOPIC", "dc1.", "PREFIXED", "DELETE"),
+    *(("TOPIC", "logferry.keeper.dc1.log", "LITERAL", one) for one in ("READ", "WRITE", "CREATE")),
+    *(("TOPIC", f"logferry.deliver.dc1.{one}", "LITERAL", "READ") for one in ("state", "subscriptions")),
+    ("GROUP", "logferry.keeper.dc1", "LITERAL", "READ"),
+    ("GROUP", "alerts", "LITERAL", "DESCRIBE"),
+    ("TRANSACTIONAL_ID", "logferry.keeper.dc1.log.act", "LITERAL", "WRITE"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +94,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
             ("GROUP", "logferry.gateway.dc1", "LITERAL", "DESCRIBE"),
         ]
         asyncio.run(grant(kafka.bootstrap, "reader", reads))
+        asyncio.run(grant(kafka.bootstrap, "keeper", KEEPER))
         yield kafka
 
 
@@ -136,6 +153,56 @@ def test_a_user_without_any_right(secured: SecuredKafka, tmp_path: Path, capsys:
     assert status == 1
     assert "no topic dc1.* is visible" in texts(checks, "warning", "rights")
     assert "group logferry.gateway.dc1: no READ" in texts(checks, "wrong", "rights")
+
+
+def keeper_file(kafka: SecuredKafka, folder: Path, user: str, *, act: bool = True) -> Path:
+    file = folder / "keeper.toml"
+    file.write_text(
+        f'dc = "dc1"\nact = {str(act).lower()}\n{WEAK}{as_toml("kafka", kafka.plain_settings(user, "PLAIN"))}'
+        '[[deletion.policies]]\ntopics = ["nginx"]\n'
+        '[[readers]]\ntopics = ["*"]\nconsumer = "alerts"\n[[readers]]\ntopics = ["*"]\ndeliver = "*"\n'
+    )
+    return file
+
+
+def test_a_keeper_with_the_documented_rights_is_well(
+    secured: SecuredKafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first start creates the log; deliver has not run here."""
+    status, checks = diagnosed(capsys, keeper=keeper_file(secured, tmp_path, "keeper"))
+    assert (status, [check for check in checks if check["state"] == "wrong"]) == (0, [])
+    named = {text.removeprefix("no topic ").partition(" ")[0] for text in texts(checks, "warning", "rights")}
+    assert named == {f"logferry.{one}" for one in ("keeper.dc1.log", "deliver.dc1.state", "deliver.dc1.subscriptions")}
+    assert any("logferry.keeper.dc1.log is not there" in text for text in texts(checks, "warning", "Kafka"))
+    right = texts(checks, "ok", "rights")
+    assert {
+        *("cluster: DESCRIBE, DESCRIBE_CONFIGS, ALTER, ALTER_CONFIGS", "dc1.nginx: DELETE"),
+        *("group logferry.keeper.dc1 is not there yet", "group alerts is not there yet"),
+        "transactional id logferry.keeper.dc1.log.act: DESCRIBE",
+    } <= set(right)
+    assert {"versions", "files", "names", "ports", "certificates", "clocks"} <= {check["area"] for check in checks}
+
+
+def test_each_right_that_a_keeper_lacks_is_named_and_one_that_does_not_act_needs_fewer(
+    secured: SecuredKafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, checks = diagnosed(capsys, keeper=keeper_file(secured, tmp_path, "reader"))
+    assert status == 1
+    wrong = texts(checks, "wrong", "rights")
+    assert {
+        "no DESCRIBE on the cluster: disks and the brokers' time are unknown",
+        "cluster: no DESCRIBE_CONFIGS, ALTER, ALTER_CONFIGS",
+        "dc1.nginx: no DESCRIBE_CONFIGS, ALTER_CONFIGS",
+        "dc1.nginx: no DELETE",
+        "group logferry.keeper.dc1: no READ",
+        "group alerts: no DESCRIBE",
+        "transactional id logferry.keeper.dc1.log.act: no DESCRIBE",
+    } <= set(wrong)
+    _, checks = diagnosed(capsys, keeper=keeper_file(secured, tmp_path, "reader", act=False))
+    wrong = texts(checks, "wrong", "rights")
+    assert "cluster: no DESCRIBE_CONFIGS" in wrong
+    assert "group alerts: no DESCRIBE" in wrong
+    assert not [text for text in wrong if "keeper" in text or "ALTER" in text or "DELETE" in text]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +285,35 @@ def test_each_setting_of_kafka_that_is_wrong_is_named(
     assert any(text.startswith("lanes: 3 is configured") for text in texts(checks, "wrong", "Kafka"))
 
 
+def test_a_log_of_acts_that_loses_records_is_named(
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = topic_name[-60:]
+    log, file = f"{prefix}.keeper.dc1.log", tmp_path / "keeper.toml"
+    text = f'dc = "dc1"\nprefix = "{prefix}"\nact = true\n{WEAK}[kafka]\nbootstrap_servers = "{kafka.bootstrap}"\n'
+    file.write_text(text)
+
+    async def create() -> None:
+        client = KafkaClient({"bootstrap_servers": kafka.bootstrap}, "tests")
+        await client.start()
+        try:
+            await client.create_topic(log, 2, 1, {"cleanup.policy": "compact"})
+            while log not in (await client.describe([log])).topics:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        finally:
+            await client.close()
+
+    asyncio.run(create())
+    status, checks = diagnosed(capsys, keeper=file)
+    wrong = texts(checks, "wrong", "Kafka")
+    assert status == 1
+    assert f"{log}: cleanup.policy=compact: Kafka would remove records" in wrong
+    assert any(one.startswith(f"{log} has 2 partitions") for one in wrong)
+    file.write_text(text.replace(WEAK, ""))
+    _, checks = diagnosed(capsys, keeper=file)
+    assert any(log in one and "too weak" in one for one in texts(checks, "wrong", "Kafka"))
+
+
 def test_a_partition_without_a_leader_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with KafkaCluster("doctor", tmp_path / "kafka", brokers=3) as kafka:
         file = tmp_path / "gateway.toml"
@@ -262,7 +358,7 @@ def test_a_push_client_of_a_gateway_that_serves(
     assert texts(checks, "ok", "clocks")
 
 
-@pytest.mark.parametrize("name", ["mirror", "deliver", "load", "audit"])
+@pytest.mark.parametrize("name", ["mirror", "deliver", "keeper", "load", "audit"])
 def test_the_other_roles_connect(
     name: str, kafka: KafkaCluster, tmp_path: Path, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +367,7 @@ def test_the_other_roles_connect(
     files = {
         "mirror": service + access + f'[[remote]]\ndc = "dc1"\nkafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}\n',
         "deliver": service + access,
+        "keeper": service + access,
         "load": access + f'[[tables]]\npath = "{tmp_path}/t"\ntopics = ["*.{topic_name}"]\n',
         "audit": 'dc = "dc1"\n' + access,
     }

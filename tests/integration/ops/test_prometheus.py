@@ -25,9 +25,10 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from logferry.ops.stack.processes import Child, free_ports, stop_all
+from logferry.ops.stack.processes import Child, free_ports, get, stop_all
 from logferry.ops.stack.stack import Stack
 
+from tests.support.delivery import Deliver
 from tests.support.loader_process import java_env
 
 pytestmark = [
@@ -75,7 +76,10 @@ def quick(rules: str) -> str:
     """Seconds for minutes, and the numbers of lanes and hosts of this stack."""
     rules = re.sub(r"for: \w+", "for: 1s", rules)
     rules = re.sub(r"\[(5m|10m|15m|1h)\]", "[15s]", rules)
-    for before, after in (("< 12\n", "< 8\n"), ("< 6\n", "< 4\n"), ("_away_seconds > 300", "_away_seconds > 3")):
+    for before, after in (
+        *(("< 12\n", "< 8\n"), ("< 6\n", "< 4\n"), ("_lane_open) < 8", "_lane_open) < 4")),
+        *(("_away_seconds > 300", "_away_seconds > 3"), ("_still_seconds) > 600", "_still_seconds) > 3")),
+    ):
         assert before in rules
         rules = rules.replace(before, after)
     return rules
@@ -154,6 +158,50 @@ def keeping(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     stop_all([child], 10)
 
 
+class Taking:
+    """Push delivery of the topic `nginx` in dc1 to a receiver that answers ``status``."""
+
+    def __init__(self, stack: Stack, folder: Path) -> None:
+        self.status, taking = 200, self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(taking.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self._url = f"{stack.urls('dc1')[0]}/v1/subscriptions/shop"
+        self.deliver = Deliver(stack.cluster("dc1"), folder, "logferry")
+        self.worker = self.deliver.start(0)
+
+    def ask(self, method: str, path: str = "", body: object = None) -> None:
+        data = None if body is None else json.dumps(body).encode()
+        urllib.request.urlopen(urllib.request.Request(self._url + path, data, method=method)).close()
+
+    def subscribe(self) -> None:
+        [host, port] = self.server.server_address[:2]
+        self.ask("PUT", body={"topics": ["dc1.nginx"], "url": f"http://{host!s}:{port}/in", "max_wait_ms": 100})
+
+
+@pytest.fixture(scope="module")
+def taking(stack: Stack, push: tuple[Child, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taking]:
+    found = Taking(stack, tmp_path_factory.mktemp("deliver"))
+    try:
+        wait_until(lambda: get(found.worker.url, "/readyz")[0] == 200, "deliver serves")
+        found.subscribe()
+        yield found
+    finally:
+        stop_all([found.worker.child], 15)
+        found.server.shutdown()
+        found.server.server_close()
+
+
 class Jobs:
     """The statuses of jobs as the documented script leaves them, served as node_exporter serves its text files."""
 
@@ -198,6 +246,7 @@ def prometheus(
     push: tuple[Child, int],
     loader: int,
     keeping: int,
+    taking: Taking,
     jobs: Jobs,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Prometheus]:
@@ -208,6 +257,7 @@ def prometheus(
     scraped = {
         "logferry-gateway": [targets(stack.urls(dc), dc=dc) for dc in dcs],
         "logferry-mirror": [targets(stack.urls(dc, "mirror"), target_dc=dc) for dc in dcs],
+        "logferry-deliver": [targets([taking.worker.url], dc="dc1")],
         "logferry-push": [targets([f"127.0.0.1:{push[1]}"], dc="dc1", host="web1")],
         "logferry-load": [targets([f"127.0.0.1:{loader}"], dc="dc1")],
         "logferry-keeper": [targets([f"127.0.0.1:{keeping}"], dc="dc1")],
@@ -265,6 +315,32 @@ def test_alerts_are_raised_by_their_fault_and_cleared_after_it(
     raised({"JobNeedsOperator"})
     jobs.ended("load", 0)
     cleared({"JobNeedsOperator"})
+
+
+def test_alerts_of_push_delivery_name_the_subscription(taking: Taking, prometheus: Prometheus) -> None:
+    names = {"DeliverWorkerDown", "DeliveryLanesNotServed", "DeliveryStopped", "DeliveryStandsStill", "DeliveryRetries"}
+
+    def firing() -> set[str]:
+        return prometheus.firing() & names
+
+    wait_until(lambda: bool(prometheus.samples("logferry_delivery_bytes_total > 0")), "batches are taken")
+    wait_until(lambda: not firing(), "no alert of push delivery")
+    taking.status = 503
+    wait_until(lambda: firing() == {"DeliveryStandsStill", "DeliveryRetries"}, "it stands still")
+    assert prometheus.samples('ALERTS{alertname="DeliveryStandsStill", subscription="shop", alertstate="firing"}') == [
+        1
+    ]
+    taking.status = 200
+    wait_until(lambda: not firing(), "it advances")
+    taking.status = 400
+    wait_until(lambda: firing() == {"DeliveryStopped"}, "it is stopped")
+    taking.status = 200
+    taking.ask("POST", "/resume")
+    wait_until(lambda: not firing(), "it is resumed")
+    taking.worker.child.send(signal.SIGKILL)
+    wait_until(lambda: {"DeliverWorkerDown", "DeliveryLanesNotServed"} <= firing(), "the worker is down")
+    taking.worker.child.restart()
+    wait_until(lambda: not firing(), "the worker is back")
 
 
 PANELS: Final = {

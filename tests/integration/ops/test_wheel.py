@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from logferry.client import __version__
 from logferry.ops.cli.main import COMMANDS
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import Child, Setting, configuration, free_ports
@@ -32,6 +32,7 @@ from tests.support.fake_gateway import FakeGateway, Served
 from tests.support.interpreters import SOURCES, built_wheel, interpreter_of, interpreters
 
 ROOT = Path(__file__).parents[3]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 EXTRAS = ("client", "gateway", "loaders", "query", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
@@ -131,7 +132,7 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
 
 @pytest.mark.parametrize("extra", ["", *EXTRAS])
 def test_every_command_of_an_extra_has_its_help(environments: dict[str, Environment], extra: str) -> None:
-    assert environments[extra].run("--version") == f"logferry {__version__}\n"
+    assert environments[extra].run("--version") == f"logferry {VERSION}\n"
     assert commands_without_help(environments[extra], extra) == []
 
 

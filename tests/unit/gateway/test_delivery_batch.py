@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import hmac
 import json
+import re
+from pathlib import Path
 
 import cramjam
 import msgpack
@@ -365,3 +368,15 @@ def test_a_stop_holds_until_an_operator_acts() -> None:
     assert progress.resumed(stopped, 1).stop is None
     replayed = progress.replayed(stopped, 1, b"t" * 16, 3)
     assert (replayed.stop, replayed.position, replayed.ends, replayed.epoch) == (None, 3, (), 6)
+
+
+def test_each_kind_of_stop_is_raised_and_the_runbook_has_it() -> None:
+    """Kinds are texts of the code that stops a unit."""
+    root = Path(progress.__file__).parents[2]
+    said: set[str] = set()
+    for module in ("unit.py", "lane.py"):
+        tree = ast.parse((root / "gateway" / "delivery" / module).read_text(encoding="utf-8"))
+        said |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert set(progress.STOPS) <= said
+    page = (root / "ops/docs/operations/runbook.md").read_text(encoding="utf-8").partition("## Push delivery\n")[2]
+    assert set(re.findall(r"TOPIC-N stopped: ([\w-]+)`", page.partition("\n## ")[0])) == set(progress.STOPS)

@@ -60,8 +60,8 @@ def test_there_are_two_data_centres_of_each_service() -> None:
     images = {service["image"] for name, service in SERVICES.items() if name not in OURS}
     assert all(image.count("/") == 2 and ":" in image for image in images), "each by its registry and version"
     built = (FOLDER.parent / "Containerfile").read_text(encoding="utf-8")
-    assert {SERVICES[name]["image"] for name in OURS} == {"${LOGFERRY_IMAGE:-logferry:0.1.0}"}
-    assert "-t logferry:0.1.0 " in built
+    assert {SERVICES[name]["image"] for name in OURS} == {"${LOGFERRY_IMAGE:-logferry:0.2.0.dev0}"}
+    assert "-t logferry:0.2.0.dev0 " in built
     assert "LOGFERRY_HEALTH_URL" in built
 
 

@@ -5,9 +5,12 @@ They run on no cluster here. A ServiceMonitor is no object of that API: only its
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from logferry.loaders.config import load_config
 from logferry.loaders.errors import EXIT_REFUSED, EXIT_USAGE
 from logferry.mirror.config import load as load_mirror
 from logferry.ops.cli.main import COMMANDS
+from logferry.ops.commands.load import provide_java
+from logferry.ops.runtime import jars
 
 FOLDER = Path(__file__).parents[3] / "ops" / "deploy" / "kubernetes"
 VERSIONS = ("1.31", "1.34", "1.37")
@@ -130,6 +135,66 @@ def test_the_loader_and_the_push_client_take_their_files(tmp_path: Path) -> None
     assert given.files[0]["paths"][0].startswith("/var/log/pods/")
 
 
+CONTAINERFILE = (FOLDER.parent / "Containerfile").read_text(encoding="utf-8")
+DEFAULTS = dict(re.findall(r"^ARG (\w+)=(.*)$", CONTAINERFILE, re.M))
+
+
+def fetched(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> set[str]:
+    """The names of the sets of jars that a call asks the cache for."""
+    asked: set[str] = set()
+
+    def fetch(wanted: jars.JarSet) -> list[Path]:
+        asked.add(wanted.name)
+        return []
+
+    monkeypatch.setattr(jars, "fetch_jars", fetch)
+    what()
+    return asked
+
+
+def fetched_by_the_image(monkeypatch: pytest.MonkeyPatch, folder: Path, **build_arguments: str) -> set[str]:
+    """By its recipe: the command is run, with a Python that notes its arguments."""
+    [line] = re.findall(r"^RUN (mkdir -p /opt/logferry/cache(?:.*\\\n)*.*)$", CONTAINERFILE, re.M)
+    python, noted = folder / "python", folder / "noted"
+    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$XDG_CACHE_HOME" "$@" > {noted}\n')
+    python.chmod(0o755)
+    shell = line.replace("/opt/logferry/bin/python", str(python)).replace("/opt/logferry", str(folder))
+    env = {**DEFAULTS, "PATH": "/usr/bin:/bin", **build_arguments}
+    subprocess.run(["/bin/sh", "-c", shell], check=True, env=env, timeout=30)
+    cache, *arguments = noted.read_text().splitlines()
+    assert cache.replace(str(folder), "/opt/logferry") in CONTAINERFILE.partition("AS services")[2], "it looks there"
+    assert arguments[:2] == ["-m", jars.__name__]
+    return fetched(monkeypatch, lambda: jars.main(arguments[2:]))
+
+
+def test_the_image_has_the_jars_of_each_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A root that is read-only takes none. By the code that finds the jars of `logferry load`."""
+    monkeypatch.delenv("LOGFERRY_SPARK_JARS", raising=False)
+    monkeypatch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+    [container] = PODS["CronJob/logferry-load"]["containers"]
+    assert container["command"][:4] == ["logferry", "load", "--config", "/etc/logferry/load.toml"]
+    assert {"name": "XDG_CACHE_HOME", "value": "/opt/logferry/cache"} in container["env"]
+    built = fetched_by_the_image(monkeypatch, tmp_path)
+    wanted, missing = {}, {}
+    for file in sorted(FOLDER.parent.rglob("*.toml")):
+        if "[[tables]]" in file.read_text(encoding="utf-8"):
+            monkeypatch.delenv("LOGFERRY_SPARK_JARS", raising=False)
+            wanted[file.name] = fetched(monkeypatch, partial(provide_java, ["--config", str(file)]))
+            missing[file.name] = sorted(wanted[file.name] - built)
+    assert not any(missing.values()), missing
+    assert any(one.startswith("s3a-") for one in wanted["load.toml"])
+
+
+def test_a_build_argument_names_the_stores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plain = fetched_by_the_image(monkeypatch, tmp_path, STORES="")
+    s3, gs = (fetched_by_the_image(monkeypatch, tmp_path, STORES=name) - plain for name in ("s3", "gs"))
+    assert sorted(one.partition("-")[0] for one in s3) == ["aws", "s3a"]
+    assert sorted(one.partition("-")[0] for one in gs) == ["gcs"]
+    assert fetched_by_the_image(monkeypatch, tmp_path, STORES="s3,gs") == plain | s3 | gs
+    with pytest.raises(SystemExit):
+        fetched_by_the_image(monkeypatch, tmp_path, STORES="s3,azure")
+
+
 def test_prometheus_may_enter_where_it_scrapes() -> None:
     monitors = [NAMED[f"ServiceMonitor/{name}"]["spec"] for name in ("logferry", "logferry-mirror")]
     scraped = [name for monitor in monitors for name in monitor["selector"]["matchExpressions"][0]["values"]]
@@ -174,4 +239,4 @@ def test_kustomize_builds_them() -> None:
     assert used == maps
     assert len(maps) == 5
     images = {container["image"] for pod in pods for container in pod["containers"]}
-    assert images == {"registry.example/logferry:0.1.0", "registry.example/logferry-push:0.1.0"}
+    assert images == {"registry.example/logferry:0.2.0.dev0", "registry.example/logferry-push:0.2.0.dev0"}

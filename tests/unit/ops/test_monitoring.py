@@ -66,7 +66,7 @@ def test_a_dashboard_is_one_for_grafana(name: str) -> None:
 
 
 def test_there_is_a_dashboard_of_each_part() -> None:
-    assert set(DASHBOARDS) == {"overview", "gateway", "mirror", "loader", "push", "keeper"}
+    assert set(DASHBOARDS) == {"overview", "gateway", "mirror", "deliver", "loader", "push", "keeper"}
 
 
 # ---- by promtool -------------------------------------------------------------------------------------------------
@@ -76,6 +76,8 @@ GATEWAY_LANES = [
     f'logferry_lane_state{{dc="{dc}", lane="{n}", state="serving"}}' for dc in ("dc1", "dc2") for n in range(12)
 ]
 MIRROR_LANES = [f'logferry_mirror_lane_open{{target_dc="{dc}", lane="{n}"}}' for dc in ("dc1", "dc2") for n in range(6)]
+DELIVERY_LANES = [f'logferry_delivery_lane_open{{dc="dc1", lane="{n}"}}' for n in range(8)]
+SUBSCRIPTION = '{dc="dc1", subscription="shop"}'
 JOBS = [f'job_end_seconds{{name="{name}"}}' for name in ("load", "audit-dc1", "audit-dc2")]
 HOSTS = [f'up{{job="logferry-push", dc="dc1", host="web{n}"}}' for n in range(150)]
 GROWING, FLAT = "0+600x180", "5x180"
@@ -138,6 +140,13 @@ CASES: dict[str, tuple[Series, Series]] = {
     "MirrorBehind": one("logferry_mirror_lag_seconds", "400x180", "3x180"),
     "MirrorBacklog": one("logferry_mirror_lag_records", "2000000x180", "3x180"),
     "MirrorTransactionsFail": one('logferry_mirror_transactions_total{result="aborted"}', GROWING, FLAT),
+    "DeliverWorkerDown": one('up{job="logferry-deliver"}', "0x180", "1x180"),
+    "DeliveryLanesNotServed": (same(DELIVERY_LANES[:-1], "1x180"), same(DELIVERY_LANES, "1x180")),
+    "DeliveryStopped": one(f"logferry_delivery_stopped_partitions{SUBSCRIPTION}", "1x180", "0x180"),
+    "DeliveryStandsStill": one(f"logferry_delivery_still_seconds{SUBSCRIPTION}", "0+60x180", "500x180"),
+    "DeliveryRetries": one(f"logferry_delivery_retrying_partitions{SUBSCRIPTION}", "1x180", "0x180"),
+    "DeliveryFallsBehind": one(f"logferry_delivery_lag_records{SUBSCRIPTION}", "200000+100x180", "2000000-100x180"),
+    "DeliveryMemory": one("logferry_delivery_held_bytes", "120000000x180", "1000x180"),
     "PushNoDelivery": one("logferry_push_away_seconds", "301x180", "0x180"),
     "PushBehind": one("logferry_push_behind_seconds", "700x180", "0x180"),
     "PushFilesInTrouble": one("logferry_push_files_unreadable", "1x180", "0x180"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
+
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("gateway", "mirror", "loaders", "client", "ops")
@@ -45,3 +48,21 @@ def test_every_data_file_is_listed() -> None:
 
 def test_every_top_package_is_typed() -> None:
     assert all((ROOT / folder / "py.typed").exists() for folder in FOLDERS)
+
+
+def test_the_version_is_not_that_of_a_release_and_is_named_alike() -> None:
+    """The tree is ahead of the last release while the changelog has changes after it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d[^\]]*)\] - ", changes, re.M)
+    if "### " in changes.partition("## [Unreleased]")[2].partition("\n## ")[0]:
+        assert Version(version) > Version(released[0])
+    else:
+        assert version == released[0]
+    named = r"logferry-([\w.]+)-py3-none-any|logferry(?:-push)?:(\d[\w.]*\d)|newTag: (\d[\w.]*\d)"
+    pages = ("reference/requirements.md", "operations/production.md", "operations/containers.md")
+    files = [*(ROOT / "ops/docs" / page for page in pages), SAMPLES / "Containerfile"]
+    files += [SAMPLES / "compose/compose.yaml", SAMPLES / "kubernetes/kustomization.yaml"]
+    for file in files:
+        found = {"".join(groups) for groups in re.findall(named, file.read_text(encoding="utf-8"))}
+        assert found == {version}, f"{file.relative_to(ROOT)} names another version than pyproject.toml"

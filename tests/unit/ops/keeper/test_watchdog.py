@@ -164,7 +164,7 @@ def test_own_and_protected_topics_have_no_policy() -> None:
     [
         ({"workers": 2}, "a keeper is one process"),
         ({"deletion": {"below_free_percent": 20}}, "last_free_percent ≤ below_free_percent ≤ until_free_percent"),
-        ({"readers": [{"topics": ["*"]}]}, "give one of consumer, mirror and table"),
+        ({"readers": [{"topics": ["*"]}]}, "give one of consumer, mirror, table and deliver"),
         ({"dry_run": True}, "dry_run: Extra inputs are not permitted"),
     ],
 )
