@@ -1,12 +1,15 @@
 """The lane's partition of the staging topic: where it ends, the pieces of an upload, and the space of those that ended.
 
-The lane alone writes there. A piece stands at the offset of its state or a little behind it, and its digest proves it.
+The lane alone writes there. A piece stands at the offset of its state or a little behind it, and its digest proves it:
+wherever it is read from, it is the piece that was acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -31,10 +34,64 @@ async def end_of(kafka: KafkaClient, tp: TopicPartition) -> Staging:
     return Staging(tp, view.id, await kafka.offset(*tp, LATEST))
 
 
-async def read_pieces(kafka: KafkaClient, tp: TopicPartition, source_id: str, upload: UploadState) -> list[bytes]:
-    """The pieces of the upload, proven by their digests. Raises KafkaError, or TimeoutError where one is missing."""
-    found: list[bytes] = []
-    digest, position = upload.digest_after(0), 0
+@dataclass(slots=True)
+class RecentPieces:
+    """The pieces that this process stored last, by the digest after them: for ``within_s``, up to ``limit_bytes``.
+
+    A digest is of one piece and all before it, so a piece is right for any upload that has its digest. Whatever is not
+    here is in Kafka.
+    """
+
+    limit_bytes: int
+    within_s: float
+    used_bytes: int = 0
+    _kept: OrderedDict[bytes, tuple[float, bytes]] = field(default_factory=OrderedDict)
+    _timer: asyncio.TimerHandle | None = None
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """``digest``: after it. The oldest pieces make room."""
+        loop = asyncio.get_running_loop()
+        self.drop(digest)
+        self._kept[digest] = loop.time() + self.within_s, data
+        self.used_bytes += len(data)
+        while self.used_bytes > self.limit_bytes:
+            self.drop(next(iter(self._kept)))
+        if self._timer is None:
+            self._timer = loop.call_later(self.within_s, self._drop_old)
+
+    def first_of(self, upload: UploadState) -> list[bytes]:
+        """Its pieces up to the first that is not here."""
+        found = list[bytes]()
+        for piece in upload.pieces:
+            kept = self._kept.get(piece.digest)
+            if kept is None:
+                break
+            found.append(kept[1])
+        return found
+
+    def drop(self, digest: bytes) -> None:
+        found = self._kept.pop(digest, None)
+        if found is not None:
+            self.used_bytes -= len(found[1])
+
+    def _drop_old(self) -> None:
+        loop, self._timer = asyncio.get_running_loop(), None
+        for digest, (until_s, _) in list(self._kept.items()):
+            if until_s > loop.time():
+                self._timer = loop.call_at(until_s, self._drop_old)
+                return
+            self.drop(digest)
+
+
+async def read_pieces(
+    kafka: KafkaClient, tp: TopicPartition, source_id: str, upload: UploadState, recent: RecentPieces
+) -> list[bytes]:
+    """The pieces of the upload, proven by their digests: those that are not among the recent ones from Kafka.
+
+    Raises KafkaError, or TimeoutError where one is missing.
+    """
+    found = recent.first_of(upload)
+    digest, position = upload.digest_after(len(found)), 0
 
     def take(records: list[KafkaRecord]) -> bytes:
         """Returns the digest after the pieces found so far."""

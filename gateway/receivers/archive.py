@@ -27,7 +27,7 @@ from logferry.gateway.http.router import Call, Handler, Routes, json_response
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
-from logferry.gateway.lanes.staging_topic import read_pieces
+from logferry.gateway.lanes.staging_topic import RecentPieces, read_pieces
 from logferry.gateway.lanes.transaction import Outcome
 from logferry.gateway.lanes.uploads import CommitUpload, SealUpload, StorePiece, UploadOutcome
 from logferry.gateway.metrics import RECEIVED
@@ -38,6 +38,8 @@ _DIGEST: Final = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}\Z", re.ASCII)
 # What says where a file is from. The last one chooses the topic.
 _METADATA: Final = ("host", "file", "log_type")
 _MOST_PIECES: Final = 10_000
+# Of the pieces that are kept in memory until they are committed; others are read from Kafka.
+_RECENT_BYTES: Final = 64 << 20
 
 
 def _digest(call: Call) -> bytes:
@@ -79,6 +81,10 @@ class ArchiveApi:
     settings: ArchiveSettings
     # One file at a time is read into memory.
     _reader: asyncio.Lock = field(default_factory=asyncio.Lock)
+    recent: RecentPieces = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recent", RecentPieces(_RECENT_BYTES, self.settings.commit_within_s))
 
     def add_to(self, routes: Routes) -> None:
         path = "/v1/archive/{transaction}"
@@ -130,6 +136,8 @@ class ArchiveApi:
             after = await computed(len(body), next_digest, before, body)
             request = StorePiece(facts, source, piece, before, after, body, attributes, call.caller.name)
             upload = _upload_of((await lane.submit(request)).outcome)
+            if upload.commit is None:
+                self.recent.keep(after, body)
         return {"piece": piece, "digest": upload.digest_after(piece).hex(), "expires_ms": upload.expires_ms}
 
     async def _seal(self, call: Call, source_id: str, lane: Lane) -> dict[str, Any]:
@@ -143,7 +151,8 @@ class ArchiveApi:
         chunks: list[Chunk] = []
         async with self._reader:
             if is_new:
-                data = await read_pieces(lane.kafka, (lane.config.staging_topic, lane.number), source_id, known)
+                place = lane.config.staging_topic, lane.number
+                data = await read_pieces(lane.kafka, place, source_id, known, self.recent)
                 chunks = [Chunk(0, None, None, known.attributes, piece) for piece in data]
             size = known.size_bytes + CHUNK_OVERHEAD_BYTES * len(chunks) if chunks else 0
             request = CommitUpload(facts, source, digest, chunks, size + len(source_id), call.caller.name)
@@ -153,6 +162,8 @@ class ArchiveApi:
         except Problem as problem:
             RECEIVED.labels("archive", problem.kind).inc()
             raise
+        for piece in upload.pieces:
+            self.recent.drop(piece.digest)
         RECEIVED.labels("archive", "recorded" if is_new else "duplicate").inc()
         return {"source_id": source_id, **_place(upload), "digest": upload.digest.hex()}
 

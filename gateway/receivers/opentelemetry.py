@@ -16,9 +16,10 @@ from logferry.gateway.http.admission import computed
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, problem_of
 from logferry.gateway.receiver_settings import topic_for
-from logferry.gateway.receivers import otlp
 from logferry.gateway.receivers.append import CHUNK_BYTES, Appender, Part, idempotency_key
 from logferry.gateway.receivers.lines import joined, sender
+from logferry.gateway.receivers.otlp import ResourceLines, decode_json
+from logferry.gateway.receivers.otlp_protobuf import decode_protobuf
 from logferry.gateway.turns import Turns
 
 _PROTOBUF: Final = "application/x-protobuf"
@@ -75,7 +76,7 @@ class OtlpApi:
         key = idempotency_key(headers)
         with appender.admission.reserved(call.request):
             body = await appender.body(call)
-            decode = otlp.decode_json if is_json else otlp.decode_protobuf
+            decode = decode_json if is_json else decode_protobuf
             resources = await appender.parsed(body, decode, body)
             parts, refused = await self._parts(call, [one for one in resources if one.lines], key)
             answers = await appender.append_all(call, "otlp", parts)
@@ -88,7 +89,7 @@ class OtlpApi:
         return sum(lines for lines, _ in refused), "; ".join(dict.fromkeys(problem.detail for _, problem in refused))
 
     async def _parts(
-        self, call: Call, resources: list[otlp.ResourceLines], key: str | None
+        self, call: Call, resources: list[ResourceLines], key: str | None
     ) -> tuple[list[Part], list[tuple[int, Problem]]]:
         """One part a source, one chunk or more a resource; and what is refused: (records, why)."""
         appender, refused = self.appender, list[tuple[int, Problem]]()

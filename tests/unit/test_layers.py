@@ -129,7 +129,8 @@ PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
     *("gateway.lanes.receipts", "gateway.lanes.resolution", "gateway.lanes.uploads"),
-    *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.otlp", "gateway.receivers.syslog_frames"),
+    *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.syslog_frames"),
+    *("gateway.receivers.otlp", "gateway.receivers.otlp_protobuf"),
     *(
         "gateway.reading.assignment",
         "gateway.reading.formats",

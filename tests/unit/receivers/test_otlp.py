@@ -8,20 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.receivers import otlp
 from logferry.gateway.receivers.opentelemetry import response, status
-from logferry.gateway.receivers.otlp import decode_json, decode_protobuf
+from logferry.gateway.receivers.otlp import decode_json
+from logferry.gateway.receivers.otlp_protobuf import decode_protobuf
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-TEXTS = st.text(max_size=8)
+# Some have about as many bytes as a length of one byte can tell.
+TEXTS = st.text(max_size=8) | st.integers(100, 130).map("x".__mul__) | st.integers(40, 70).map("ä".__mul__)
 SCALARS = st.one_of(
     TEXTS.map(lambda text: AnyValue(string_value=text)),
     st.booleans().map(lambda value: AnyValue(bool_value=value)),
@@ -47,7 +51,7 @@ def _arrays(inner: st.SearchStrategy[AnyValue]) -> st.SearchStrategy[AnyValue]:
 
 
 VALUES = st.recursive(SCALARS, _arrays, max_leaves=6)
-ATTRIBUTES = st.dictionaries(TEXTS | st.just("service.name"), VALUES, max_size=3).map(
+ATTRIBUTES = st.dictionaries(TEXTS | st.sampled_from(["service.name", "a", "b", "c"]), VALUES, max_size=4).map(
     lambda found: [KeyValue(key=key, value=value) for key, value in found.items()]
 )
 RECORDS = st.builds(
@@ -105,6 +109,54 @@ def test_both_encodings_give_the_same_lines(request: ExportLogsServiceRequest) -
     assert [line.get("time_unix_nano", 0) for line in lines] == [record.time_unix_nano for record in records]
     assert [line.get("trace_id", "") for line in lines] == [record.trace_id.hex() for record in records]
     assert all(b"\n" not in line for one in found for line in one.lines)
+
+
+def long_winded(message: Message) -> bytes:
+    """Protobuf with each tag and length in a byte more than it needs, which no sender writes and all may read."""
+    found = b""
+    for field, value in message.ListFields():
+        for one in value if field.is_repeated else [value]:
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                found += _long(field.number << 3 | 2, long_winded(one))
+            elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+                found += _long(field.number << 3 | 2, one.encode() if isinstance(one, str) else one)
+            else:
+                alone = type(message)(**{field.name: one}).SerializeToString()
+                found += bytes([alone[0] | 0x80, 0]) + alone[1:]
+    return found
+
+
+def _long(tag: int, content: bytes) -> bytes:
+    size = _size(content)
+    return bytes([tag | 0x80, 0, *size[:-1], size[-1] | 0x80, 0]) + content
+
+
+@given(REQUESTS)
+def test_the_encoding_of_tags_and_lengths_changes_no_line(request: ExportLogsServiceRequest) -> None:
+    assert decode_protobuf(long_winded(request)) == decode_protobuf(request.SerializeToString())
+
+
+def test_each_record_has_its_own_attributes() -> None:
+    """One after the other has other names, other values, and the same name twice."""
+
+    def attributes(*pairs: tuple[str, str | int]) -> list[KeyValue]:
+        return [
+            KeyValue(
+                key=key, value=AnyValue(string_value=value) if isinstance(value, str) else AnyValue(int_value=value)
+            )
+            for key, value in pairs
+        ]
+
+    wanted: list[list[tuple[str, str | int]]] = [
+        [("a", "1"), ("b", "2")], [("a", "3"), ("b", "4")], [("a", "5"), ("c", "6")], [("a", "7"), ("c", 8)],
+        [("a", "9"), ("a", "10")], [("a", ""), ("b", "ü"), ("a", "11")], [("a", "x" * 200), ("b", "12")], [],
+        [("ab", "13"), ("b", "14")], [("a", "15"), ("bc", '"')], [(f"n{n}", str(n)) for n in range(1500)],
+        [(f"n{n}", str(n)) for n in range(1500, 0, -1)], [("", "16"), ("x" * 127, "17"), ("x" * 128, "18")],
+    ]  # fmt: skip
+    scope = ScopeLogs(log_records=[LogRecord(attributes=attributes(*pairs)) for pairs in wanted])
+    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(scope_logs=[scope])])
+    (found,) = decode_protobuf(request.SerializeToString())
+    assert [json.loads(line).get("attributes", {}) for line in found.lines] == [dict(pairs) for pairs in wanted]
 
 
 def test_a_record_of_the_specification() -> None:
