@@ -159,7 +159,7 @@ def keeper_file(kafka: SecuredKafka, folder: Path, user: str, *, act: bool = Tru
     file = folder / "keeper.toml"
     file.write_text(
         f'dc = "dc1"\nact = {str(act).lower()}\n{WEAK}{as_toml("kafka", kafka.plain_settings(user, "PLAIN"))}'
-        '[[deletion.policies]]\ntopics = ["nginx"]\n'
+        '[[deletion.policies]]\ntopics = ["dc1.nginx"]\n'
         '[[readers]]\ntopics = ["*"]\nconsumer = "alerts"\n[[readers]]\ntopics = ["*"]\ndeliver = "*"\n'
     )
     return file
