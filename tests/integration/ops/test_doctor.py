@@ -177,7 +177,7 @@ def test_a_keeper_with_the_documented_rights_is_well(
     right = texts(checks, "ok", "rights")
     assert {
         *("cluster: DESCRIBE, DESCRIBE_CONFIGS, ALTER, ALTER_CONFIGS", "dc1.nginx: DELETE"),
-        *("group logferry.keeper.dc1 is not there yet", "group alerts is not there yet"),
+        *("group logferry.keeper.dc1: READ", "group alerts: DESCRIBE"),
         "transactional id logferry.keeper.dc1.log.act: DESCRIBE",
     } <= set(right)
     assert {"versions", "files", "names", "ports", "certificates", "clocks"} <= {check["area"] for check in checks}
