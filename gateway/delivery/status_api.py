@@ -56,8 +56,8 @@ class UnitCollector(Collector):
             "Partitions (or shards) whose last attempt failed",
             labels=["subscription"],
         )
-        still = GaugeMetricFamily(
-            "logferry_delivery_still_seconds",
+        stalled = GaugeMetricFamily(
+            "logferry_delivery_stalled_seconds",
             "Longest time in which a partition with records to deliver did not advance; 0 while paused or stopped",
             labels=["subscription"],
         )
@@ -70,8 +70,8 @@ class UnitCollector(Collector):
             lag.add_metric([name], sum(unit.lag_records or 0 for unit in units))
             stopped.add_metric([name], sum(unit.wanted.stop is not None for unit in units))
             retrying.add_metric([name], sum(unit.wanted.error is not None for unit in units))
-            still.add_metric([name], now - min(self._positions[unit][1] for unit in units))
-        return [held, lag, stopped, retrying, still]
+            stalled.add_metric([name], now - min(self._positions[unit][1] for unit in units))
+        return [held, lag, stopped, retrying, stalled]
 
     def _at(self, unit: DeliveryUnit, now: float) -> tuple[int, float]:
         """As far as the scrapes tell: since the first one that saw the unit at its position."""

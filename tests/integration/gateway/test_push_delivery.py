@@ -223,7 +223,7 @@ async def test_metrics_name_a_subscription_that_does_not_advance(
     async def measured() -> dict[str, float]:
         async with aiohttp.ClientSession() as session, session.get(f"{pushing.workers[0].url}/metrics") as answer:
             samples = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
-        found = {key: samples.get(f"logferry_delivery_{key}{name}", "-1") for key in ("still_seconds", "lag_records")}
+        found = {key: samples.get(f"logferry_delivery_{key}{name}", "-1") for key in ("stalled_seconds", "lag_records")}
         found["held_bytes"] = samples["logferry_delivery_held_bytes"]
         return {key: float(value) for key, value in found.items()}
 
@@ -237,19 +237,19 @@ async def test_metrics_name_a_subscription_that_does_not_advance(
         await subscribe(workers, topic_name, topic, got.url)
         await send(workers, topic_name, "a", range(1, 2))
         await got.until(lambda: len(got.rows) == 1, "the first one")
-        await until(lambda found: (found["still_seconds"], found["lag_records"]) == (0, 0))
+        await until(lambda found: (found["stalled_seconds"], found["lag_records"]) == (0, 0))
         may_take.clear()
         await send(workers, topic_name, "a", range(2, 4), size=1000)
-        stuck = await until(lambda found: found["still_seconds"] > 1)
+        stuck = await until(lambda found: found["stalled_seconds"] > 1)
         assert stuck["lag_records"] > 0
         await workers.ask("POST", f"/v1/subscriptions/{topic_name}/pause")
-        await until(lambda found: found["still_seconds"] == 0 and found["lag_records"] > 0)
+        await until(lambda found: found["stalled_seconds"] == 0 and found["lag_records"] > 0)
         await workers.ask("POST", f"/v1/subscriptions/{topic_name}/resume")
-        await until(lambda found: found["still_seconds"] > 0)
+        await until(lambda found: found["stalled_seconds"] > 0)
         assert (await until(lambda found: found["held_bytes"] > 0))["held_bytes"] > 2000
         may_take.set()
         await got.until(lambda: len(got.rows) == 3, "the others")
-        await until(lambda found: (found["still_seconds"], found["lag_records"], found["held_bytes"]) == (0, 0, 0))
+        await until(lambda found: (found["stalled_seconds"], found["lag_records"], found["held_bytes"]) == (0, 0, 0))
 
 
 async def test_the_status_of_all_subscriptions_with_the_way_on(

@@ -159,7 +159,7 @@ def keeper_file(kafka: SecuredKafka, folder: Path, user: str, *, act: bool = Tru
     file = folder / "keeper.toml"
     file.write_text(
         f'dc = "dc1"\nact = {str(act).lower()}\n{WEAK}{as_toml("kafka", kafka.plain_settings(user, "PLAIN"))}'
-        '[[deletion.policies]]\ntopics = ["nginx"]\n'
+        '[[deletion.policies]]\ntopics = ["dc1.nginx"]\n'
         '[[readers]]\ntopics = ["*"]\nconsumer = "alerts"\n[[readers]]\ntopics = ["*"]\ndeliver = "*"\n'
     )
     return file
@@ -177,7 +177,7 @@ def test_a_keeper_with_the_documented_rights_is_well(
     right = texts(checks, "ok", "rights")
     assert {
         *("cluster: DESCRIBE, DESCRIBE_CONFIGS, ALTER, ALTER_CONFIGS", "dc1.nginx: DELETE"),
-        *("group logferry.keeper.dc1 is not there yet", "group alerts is not there yet"),
+        *("group logferry.keeper.dc1: READ", "group alerts: DESCRIBE"),
         "transactional id logferry.keeper.dc1.log.act: DESCRIBE",
     } <= set(right)
     assert {"versions", "files", "names", "ports", "certificates", "clocks"} <= {check["area"] for check in checks}

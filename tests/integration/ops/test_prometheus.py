@@ -78,7 +78,7 @@ def quick(rules: str) -> str:
     rules = re.sub(r"\[(5m|10m|15m|1h)\]", "[15s]", rules)
     for before, after in (
         *(("< 12\n", "< 8\n"), ("< 6\n", "< 4\n"), ("_lane_open) < 8", "_lane_open) < 4")),
-        *(("_away_seconds > 300", "_away_seconds > 3"), ("_still_seconds) > 600", "_still_seconds) > 3")),
+        *(("_away_seconds > 300", "_away_seconds > 3"), ("_stalled_seconds) > 600", "_stalled_seconds) > 3")),
     ):
         assert before in rules
         rules = rules.replace(before, after)
@@ -318,7 +318,7 @@ def test_alerts_are_raised_by_their_fault_and_cleared_after_it(
 
 
 def test_alerts_of_push_delivery_name_the_subscription(taking: Taking, prometheus: Prometheus) -> None:
-    names = {"DeliverWorkerDown", "DeliveryLanesNotServed", "DeliveryStopped", "DeliveryStandsStill", "DeliveryRetries"}
+    names = {"DeliverWorkerDown", "DeliveryLanesNotServed", "DeliveryStopped", "DeliveryStalled", "DeliveryRetries"}
 
     def firing() -> set[str]:
         return prometheus.firing() & names
@@ -326,10 +326,8 @@ def test_alerts_of_push_delivery_name_the_subscription(taking: Taking, prometheu
     wait_until(lambda: bool(prometheus.samples("logferry_delivery_bytes_total > 0")), "batches are taken")
     wait_until(lambda: not firing(), "no alert of push delivery")
     taking.status = 503
-    wait_until(lambda: firing() == {"DeliveryStandsStill", "DeliveryRetries"}, "it stands still")
-    assert prometheus.samples('ALERTS{alertname="DeliveryStandsStill", subscription="shop", alertstate="firing"}') == [
-        1
-    ]
+    wait_until(lambda: firing() == {"DeliveryStalled", "DeliveryRetries"}, "it is stalled")
+    assert prometheus.samples('ALERTS{alertname="DeliveryStalled", subscription="shop", alertstate="firing"}') == [1]
     taking.status = 200
     wait_until(lambda: not firing(), "it advances")
     taking.status = 400

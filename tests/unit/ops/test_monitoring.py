@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Series, Series]] = {
     "DeliverWorkerDown": one('up{job="logferry-deliver"}', "0x180", "1x180"),
     "DeliveryLanesNotServed": (same(DELIVERY_LANES[:-1], "1x180"), same(DELIVERY_LANES, "1x180")),
     "DeliveryStopped": one(f"logferry_delivery_stopped_partitions{SUBSCRIPTION}", "1x180", "0x180"),
-    "DeliveryStandsStill": one(f"logferry_delivery_still_seconds{SUBSCRIPTION}", "0+60x180", "500x180"),
+    "DeliveryStalled": one(f"logferry_delivery_stalled_seconds{SUBSCRIPTION}", "0+60x180", "500x180"),
     "DeliveryRetries": one(f"logferry_delivery_retrying_partitions{SUBSCRIPTION}", "1x180", "0x180"),
     "DeliveryFallsBehind": one(f"logferry_delivery_lag_records{SUBSCRIPTION}", "200000+100x180", "2000000-100x180"),
     "DeliveryMemory": one("logferry_delivery_held_bytes", "120000000x180", "1000x180"),
