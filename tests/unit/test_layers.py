@@ -84,6 +84,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "client.writing": ("client", "client.files", "client.transport", "gateway.contract"),
     "client.reading": ("client", "client.transport", "gateway.contract"),
     "client.aio": ("client", "client.transport", "client.reading", "client.writing", "gateway.contract"),
+    "client.hbase": ("client", "client.transport", "gateway.contract"),
     "client": ("client.agent", "client.aio", "client.reading", "client.writing"),
 }
 # Operators' side: everything of the four products, and of ops what stands here.
@@ -161,7 +162,7 @@ WITHOUT_SPARK = (
     *("loaders.commands.table", "loaders.commands.inspection", "loaders.commands.compact"),
 )
 # The client needs the standard library alone, but for these.
-EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}}
+EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}, "client.hbase": {"google", "kazoo"}}
 
 
 def modules() -> list[str]:

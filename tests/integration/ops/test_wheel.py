@@ -32,10 +32,10 @@ from tests.support.fake_gateway import FakeGateway, Served
 from tests.support.interpreters import SOURCES, built_wheel, interpreter_of, interpreters
 
 ROOT = Path(__file__).parents[3]
-EXTRAS = ("client", "gateway", "loaders", "query", "ops")
+EXTRAS = ("client", "gateway", "loaders", "query", "hbase", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
-SHIPPED = {".py", ".toml", ".properties", ".conf", ".yaml", ".bash", ".sha256"}
+SHIPPED = {".py", ".toml", ".properties", ".conf", ".yaml", ".bash", ".sha256", ".java"}
 
 
 @pytest.fixture(scope="module")
