@@ -115,18 +115,18 @@ class PeerServer:
             threading.Thread(target=self._serve, args=(link, f"{host}:{port}"), name=name, daemon=True).start()
 
     def _serve(self, link: socket.socket, who: str) -> None:
-        try:
-            with closing(link):
+        with closing(link):
+            try:
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _Connection(link, who, self._room, self._limits, self._submit).run()
-        except _CutOff:
-            pass
-        except (ForeignBytes, OSError) as error:
-            if not self._is_closed:
-                log_event("hbase-refused", who=who, reason=error)
-        finally:
-            with self._lock:
-                self._connections.discard(link)
+            except _CutOff:
+                pass
+            except (ForeignBytes, OSError) as error:
+                if not self._is_closed:
+                    log_event("hbase-refused", who=who, reason=error)
+            finally:
+                with self._lock:
+                    self._connections.discard(link)
 
     def _submit(self, connection: _Connection, call: RemoteCall, size: int) -> None:
         try:
