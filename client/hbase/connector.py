@@ -26,7 +26,7 @@ from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.connections import Dialer
 
-CHECK_EVERY_S = 30.0
+CHECK_EVERY_S = 10.0
 _AGAIN_S = 1.0
 # HBase's default for a call, and the part of it that is used: the answer has to arrive before HBase gives up.
 _CALL_S = 60.0

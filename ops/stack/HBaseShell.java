@@ -77,6 +77,7 @@ public class HBaseShell {
             case "put": return put(words);
             case "unlogged": return unlogged(words);
             case "delete": return delete(words);
+            case "bulk": return bulk(words);
             case "scan": return scan(words[1], Path.of(words[2]));
             case "regions": return regions(TableName.valueOf(words[1]));
             case "servers": return String.join(" ", admin.getRegionServers().stream().map(ServerName::getServerName).toList());
@@ -148,6 +149,19 @@ public class HBaseShell {
         Put put = new Put(Bytes.toBytesBinary(words[2]));
         long at = words.length > 6 ? Long.parseLong(words[6]) : Long.MAX_VALUE;
         return put.addColumn(Bytes.toBytes(words[3]), Bytes.toBytes(words[4]), at, Bytes.toBytesBinary(words[5]));
+    }
+
+    // bulk TABLE FAMILY COUNT: so many rows in one call.
+    private String bulk(String[] words) throws Exception {
+        List<Row> rows = new ArrayList<>();
+        for (int n = 0; n < Integer.parseInt(words[3]); n++) {
+            byte[] row = Bytes.toBytes(String.format("bulk-%06d", n));
+            rows.add(new Put(row).addColumn(Bytes.toBytes(words[2]), row, row));
+        }
+        try (Table table = connection.getTable(TableName.valueOf(words[1]))) {
+            table.batch(rows, new Object[rows.size()]);
+        }
+        return "";
     }
 
     // delete TABLE ROW KIND FAMILY QUALIFIER TIMESTAMP
