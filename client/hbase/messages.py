@@ -29,6 +29,8 @@ ClusterId: cluster_id=1 string
 WALKey: encoded_region_name=1 bytes, table_name=2 bytes, log_sequence_number=3 uint64, write_time=4 uint64
 WALEntry: key=1 WALKey, key_value_bytes=2* bytes, associated_cell_count=3 int32
 ReplicateWALEntryRequest: entry=1* WALEntry, replicationClusterId=2 string
+RegionServerInfo: infoPort=1 int32
+WalPosition: position=1 int64
 BytesBytesPair: first=1 bytes, second=2 bytes
 TableName: namespace=1 bytes, qualifier=2 bytes
 ColumnFamilySchema: name=1 bytes, attributes=2* BytesBytesPair
@@ -56,6 +58,7 @@ _TYPES = {
     "bool": descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
     "int32": descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
     "uint32": descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
+    "int64": descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
     "uint64": descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
 }
 

@@ -92,14 +92,22 @@ class Registry:
             raise Unanswered(f"{self._hbase}/master of ZooKeeper cannot be read: {error}") from None
         return Address(found.host_name, found.port)
 
+    def hbase_children(self, name: str) -> list[str]:
+        return self._children(f"{self._hbase}/{name}")
+
+    def hbase_data(self, name: str) -> bytes | None:
+        """Without what HBase writes before it; None: there is no such node."""
+        data = self._get(f"{self._hbase}/{name}")
+        if data is not None and data[:1] == bytes([_HBASE_MARK]) and len(data) >= 5:
+            return data[5 + struct.unpack_from(">i", data, 1)[0] :]
+        return data
+
     def _of_hbase(self, name: str) -> bytes:
         path = f"{self._hbase}/{name}"
-        data = self._get(path)
+        data = self.hbase_data(name)
         if data is None:
             why = f"ZooKeeper at {','.join(self.hosts)} has no {path}"
             raise Unanswered(f"{why}: HBase does not run, or its folder is another one (--hbase-folder)")
-        if data[:1] == bytes([_HBASE_MARK]) and len(data) >= 5:
-            return data[5 + struct.unpack_from(">i", data, 1)[0] :]
         return data
 
     # ---- subscriptions ----------------------------------------------------------------------------------------------

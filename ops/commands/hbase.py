@@ -21,13 +21,15 @@ from logferry.client.transport.connections import Dialer, proxies_of
 from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, token_of
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
+from logferry.ops.commands.hbase_status import print_status, subscription_status
 
 _EXAMPLE: Final = """examples:
   logferry hbase subscribe orders_log --zookeeper zk1,zk2,zk3 --tables orders --topic orders --listen 10.0.0.5:16100
   logferry hbase list --zookeeper zk1,zk2,zk3
   logferry hbase pause orders_log --zookeeper zk1,zk2,zk3
 
-Exit status: 0 done, 1 HBase refuses it, 2 wrong use, or HBase does not fit, 3 ZooKeeper or HBase does not answer.
+Exit status: 0 done, 1 HBase refuses it, or status finds a problem, 2 wrong use, or HBase does not fit, 3 ZooKeeper or
+HBase does not answer.
 """
 _DESCRIPTION: Final = (
     "Writes each change of HBase's tables into a topic, once, and in order for each row. HBase ships its changes to a "
@@ -44,43 +46,45 @@ _MIB: Final = 1 << 20
 
 
 def main(argv: list[str]) -> int:
-    """0 done. Raises CommandError."""
+    """0 done, 1 (status) something is wrong. Raises CommandError."""
     parser, chosen = _parser()
     args = parser.parse_args(argv)
     try:
         with Registry(args.zookeeper.split(","), args.hbase_folder) as registry:
-            do: Callable[[argparse.Namespace, Registry], None] = chosen[args.action]
-            do(args, registry)
+            do: Callable[[argparse.Namespace, Registry], int] = chosen[args.action]
+            return do(args, registry)
     except Unfit as error:
         raise UsageError(str(error)) from None
     except Unanswered as error:
         raise Unavailable(str(error)) from None
     except CallFailed as error:
         raise CommandError(f"HBase refuses it: {error.kind}: {error}") from None
-    return 0
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace, Registry], None]]]:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace, Registry], int]]]:
     parser = command_parser("hbase", "ACTION [NAME] [OPTION ...]", _DESCRIPTION, _EXAMPLE)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     texts = {
         "subscribe": "serve a subscription; the first time, register it",
         "list": "print the subscriptions",
+        "status": "print how far HBase has shipped, and what is wrong",
         "pause": "let HBase keep the changes until `resume`",
         "resume": "let HBase ship the changes again",
         "remove": "remove the subscription; HBase drops changes not shipped yet",
     }
     for action, text in texts.items():
         description, _, notes = _SUBSCRIBE_EXAMPLE.partition("\n\n")
-        is_subscribe = action == "subscribe"
+        is_subscribe, is_plain = action == "subscribe", action in ("list", "status")
+        name = "" if is_plain else "NAME "
         one = actions.add_parser(
             action,
             help=text,
+            usage=f"logferry hbase {action} {name}--zookeeper HOST,... [OPTION ...]",
             description=description if is_subscribe else text,
             epilog=notes if is_subscribe else None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if action != "list":
+        if not is_plain:
             one.add_argument("name", type=_named, metavar="NAME", help="of the subscription, and of HBase's peer")
         else:
             one.add_argument("--json", action="store_true", help="print one JSON object")
@@ -92,7 +96,14 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
         )
         if is_subscribe:
             _add_subscribe_options(one)
-    return parser, {"subscribe": _subscribe, "list": _list, "pause": _pause, "resume": _resume, "remove": _remove}
+    return parser, {
+        "subscribe": _subscribe,
+        "list": _list,
+        "status": _status,
+        "pause": _pause,
+        "resume": _resume,
+        "remove": _remove,
+    }
 
 
 def _named(text: str) -> str:
@@ -127,7 +138,7 @@ def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
     add("-v", "--verbose", action="store_true", help="log everything")
 
 
-def _subscribe(args: argparse.Namespace, registry: Registry) -> None:
+def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
     filters = (tuple(args.families), tuple(args.qualifiers), tuple(args.row_prefixes), args.row_pattern)
     host, _, port = args.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -158,14 +169,14 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> None:
         connector.run(stop)
     except OSError as error:
         raise UsageError(f"--listen {args.listen}: {error.strerror or error}") from None
+    return 0
 
 
-def _list(args: argparse.Namespace, registry: Registry) -> None:
-    peers = HBaseMaster(registry.master).peers()
-    found = [_listed(name, registry, peers.get(name)) for name in registry.names()]
+def _list(args: argparse.Namespace, registry: Registry) -> int:
+    found = _all(registry)
     if args.json:
         print(json.dumps({"subscriptions": found}, ensure_ascii=False))
-        return
+        return 0
     for one in found:
         filters = ", ".join(f"{name} {one[name]}" for name in ("families", "qualifiers", "row_prefixes") if one[name])
         print(
@@ -174,6 +185,18 @@ def _list(args: argparse.Namespace, registry: Registry) -> None:
         print(f"  connectors: {' '.join(one['connectors']) or 'none: HBase keeps the changes'}")
     if not found:
         print("no subscriptions")
+    return 0
+
+
+def _status(args: argparse.Namespace, registry: Registry) -> int:
+    found = [subscription_status(one, registry) for one in _all(registry)]
+    print_status(found, args.json)
+    return int(any(one["problems"] for one in found))
+
+
+def _all(registry: Registry) -> list[dict[str, Any]]:
+    peers = HBaseMaster(registry.master).peers()
+    return [_listed(name, registry, peers.get(name)) for name in registry.names()]
 
 
 def _listed(name: str, registry: Registry, peer: Any) -> dict[str, Any]:
@@ -185,17 +208,19 @@ def _listed(name: str, registry: Registry, peer: Any) -> dict[str, Any]:
     return {"name": name, "state": state, **facts, "connectors": registry.connectors(name)}
 
 
-def _pause(args: argparse.Namespace, registry: Registry) -> None:
+def _pause(args: argparse.Namespace, registry: Registry) -> int:
     _own_peer(args.name, registry).disable_peer(args.name)
     print(f"{args.name} is paused: HBase keeps its changes, and their files, until `logferry hbase resume {args.name}`")
+    return 0
 
 
-def _resume(args: argparse.Namespace, registry: Registry) -> None:
+def _resume(args: argparse.Namespace, registry: Registry) -> int:
     _own_peer(args.name, registry).enable_peer(args.name)
     print(f"{args.name} is active")
+    return 0
 
 
-def _remove(args: argparse.Namespace, registry: Registry) -> None:
+def _remove(args: argparse.Namespace, registry: Registry) -> int:
     """The peer first: without its folder, HBase would look for the cluster without end."""
     master = HBaseMaster(registry.master)
     peer = master.peers().get(args.name)
@@ -205,6 +230,7 @@ def _remove(args: argparse.Namespace, registry: Registry) -> None:
         _own_peer(args.name, registry).remove_peer(args.name)
     registry.remove(args.name)
     print(f"{args.name} is removed")
+    return 0
 
 
 def _own_peer(name: str, registry: Registry) -> HBaseMaster:
