@@ -129,17 +129,20 @@ class Connector:
             if stop.is_set():
                 return
             try:
-                if self._registry.is_connected and self._registry.definition(self.name) is None:
+                if not self._registry.is_connected:
+                    raise Unanswered("the connection to ZooKeeper is lost")
+                if self._registry.definition(self.name) is None:
                     raise Unfit(f"the subscription {self.name} was removed")
-                if self._registry.is_connected and self._registry.announce(self.name, node):
+                if self._registry.announce(self.name, node):
                     log_event("hbase-announced-again", name=self.name, node=node)
                 if time.monotonic() >= next_check:
                     next_check = time.monotonic() + CHECK_EVERY_S
                     self._check()
             except (Unanswered, CallFailed) as error:
                 log_event("hbase-silent", reason=error)
-                if self._registry.is_connected:  # announcing failed, and no event will come
-                    next_check = min(next_check, time.monotonic() + _AGAIN_S)
+                # After a lost connection an event comes; otherwise it is tried again soon.
+                wait_s = _AGAIN_S if self._registry.is_connected else CHECK_EVERY_S
+                next_check = time.monotonic() + wait_s
 
     def _check(self) -> None:
         peer = self._master.peers().get(self.name)

@@ -81,7 +81,7 @@ class HBaseMaster:
         at = self._find()
         try:
             with socket.create_connection(at, _TIMEOUT_S) as link, link.makefile("rb") as stream:
-                link.sendall(frames.opening("MasterService", getpass.getuser()) + frames.request(1, method, request))
+                link.sendall(frames.opening("MasterService", _user()) + frames.request(1, method, request))
                 (size,) = frames.LENGTH.unpack(_exactly(stream, frames.LENGTH.size))
                 if not 0 < size <= _MOST_ANSWER_BYTES:
                     raise ForeignBytes(f"an answer of {size} bytes")
@@ -92,9 +92,16 @@ class HBaseMaster:
             if "AccessDenied" in error.kind:
                 raise Unfit(
                     f"HBase refuses {method}: {error}. Kerberos is not supported; the user "
-                    f"{getpass.getuser()} needs the right to administer HBase"
+                    f"{_user()} needs the right to administer HBase"
                 ) from None
             raise
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # the process has a number for a user, and no name
+        return "logferry"
 
 
 def _exactly(stream: Any, size: int) -> bytes:

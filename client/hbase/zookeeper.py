@@ -140,7 +140,7 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Also with connectors that are still announced: they end by themselves."""
-        self._try(self._zookeeper.delete, f"{ROOT}/{name}", recursive=True)
+        self._remove(f"{ROOT}/{name}")
 
     # ---- connectors -------------------------------------------------------------------------------------------------
 
@@ -154,34 +154,40 @@ class Registry:
         """
         self._create(f"{ROOT}/{name}/hbaseid", str(uuid.uuid4()).encode())
         path = f"{ROOT}/{name}/rs/{node}"
-        stat = self._try(self._zookeeper.exists, path)
+        stat = self._try("exists", path)
         if stat is not None and not self._is_lost:
             return False
         if stat is not None:  # of the session before this one
-            self._try(self._zookeeper.delete, path)
+            self._try("delete", path)
         self._is_lost = False
-        self._try(self._zookeeper.create, path, b"", ephemeral=True, makepath=True)
+        self._try("create", path, b"", ephemeral=True, makepath=True)
         return True
 
     def withdraw(self, name: str, node: str) -> None:
-        self._try(self._zookeeper.delete, f"{ROOT}/{name}/rs/{node}")
+        if self.is_connected:
+            self._try("delete", f"{ROOT}/{name}/rs/{node}")
 
     # ---- nodes -------------------------------------------------------------------------------------------------------
 
     def _get(self, path: str) -> bytes | None:
-        found = self._try(self._zookeeper.get, path)
+        found = self._try("get", path)
         return None if found is None else bytes(found[0])
 
     def _children(self, path: str) -> list[str]:
-        return self._try(self._zookeeper.get_children, path) or []
+        return self._try("get_children", path) or []
 
     def _create(self, path: str, data: bytes) -> None:
-        self._try(self._zookeeper.create, path, data, makepath=True)
+        self._try("create", path, data, makepath=True)
 
-    def _try(self, do: Any, *arguments: Any, **options: Any) -> Any:
-        """None where the node is missing, or is there already."""
+    def _remove(self, path: str) -> None:
+        for name in self._children(path):
+            self._remove(f"{path}/{name}")
+        self._try("delete", path)
+
+    def _try(self, do: str, *arguments: Any, **options: Any) -> Any:
+        """A call of the client by its name, bounded in time. None where the node is missing, or is there already."""
         try:
-            return do(*arguments, **options)
+            return getattr(self._zookeeper, f"{do}_async")(*arguments, **options).get(timeout=_CONNECT_S)
         except (NoNodeError, NodeExistsError, NotEmptyError):
             return None
         except (KazooException, KazooTimeoutError, OSError) as error:

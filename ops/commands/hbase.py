@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -151,7 +152,7 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
     try:
         definition = PeerDefinition(args.topic, tuple(args.tables), *filters).check()
         cluster = cluster_of(args.url or "http://127.0.0.1:8080", token_of(args))
-        dialer = Dialer(args.ca_file, proxies=proxies_of({}))
+        dialer = Dialer(args.ca_file, proxies=proxies_of(os.environ))
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
     set_up(args.verbose)
