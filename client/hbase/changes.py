@@ -18,6 +18,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from logferry.client.hbase import messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, WHOLE_FAMILY, CellBlock, HBaseCell
@@ -32,7 +33,7 @@ _REGION = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class WrongCluster(Exception):
-    """The request is another cluster's."""
+    """The edits are another cluster's."""
 
 
 class RegionChunk(NamedTuple):
@@ -73,20 +74,16 @@ class ShippedEdits:
     """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table."""
 
     def __init__(self, param: memoryview, cells: memoryview, cluster_id: str, wanted: CellFilter) -> None:
-        """Raises ForeignBytes, WrongCluster."""
+        """``cluster_id``: of the HBase that is served. Raises ForeignBytes."""
         self._request = messages.parse("ReplicateWALEntryRequest", param)
-        sender = self._request.replicationClusterId
-        if sender != cluster_id:
-            raise WrongCluster(
-                f"the changes are of the cluster {sender or '(not named)'}, and this connector serves {cluster_id}"
-            )
+        self._cluster_id = cluster_id
         self._cells, self._wanted = CellBlock(cells), wanted
         self._last: dict[str, int] = {}
         self.bulk_loads: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[RegionChunk]:
-        """In the order of the request. Raises ForeignBytes; the chunks before that may be recorded: HBase ships the
-        request again.
+        """In the order of the request. Raises ForeignBytes and WrongCluster; the chunks before that may be recorded:
+        HBase ships the request again.
         """
         for entry in self._request.entry:
             yield from self._edit(entry)
@@ -100,6 +97,7 @@ class ShippedEdits:
             raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
         if entry.key_value_bytes or count < 0:
             raise ForeignBytes(f"edit {seqno} of {region} does not have its cells in the cell block")
+        self._check_cluster(key)
         if seqno <= self._last.get(region, -1):
             raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
         self._last[region] = seqno
@@ -120,6 +118,13 @@ class ShippedEdits:
                 size += len(line)
         if lines:
             yield _part(table, region, part, key, lines)
+
+    def _check_cluster(self, key: Any) -> None:
+        """HBase marks an edit with each cluster that it went through: that of the sender is among them."""
+        names = [str(UUID(int=one.most_sig_bits << 64 | one.least_sig_bits)) for one in key.cluster_ids]
+        if self._cluster_id not in names:
+            shown = ", ".join(names) or "(not named)"
+            raise WrongCluster(f"an edit is of the cluster {shown}, and this connector serves {self._cluster_id}")
 
 
 def _part(table: str, region: str, part: int, key: Any, lines: list[bytes]) -> RegionChunk:

@@ -26,7 +26,9 @@ ResponseHeader: call_id=1 uint32, exception=2 ExceptionResponse, cell_block_meta
 ServerName: host_name=1 string, port=2 uint32, start_code=3 uint64
 ActiveMaster: master=1 ServerName
 ClusterId: cluster_id=1 string
-WALKey: encoded_region_name=1 bytes, table_name=2 bytes, log_sequence_number=3 uint64, write_time=4 uint64
+UUID: least_sig_bits=1 uint64, most_sig_bits=2 uint64
+WALKey: encoded_region_name=1 bytes, table_name=2 bytes, log_sequence_number=3 uint64, write_time=4 uint64, \
+cluster_ids=8* UUID
 WALEntry: key=1 WALKey, key_value_bytes=2* bytes, associated_cell_count=3 int32
 ReplicateWALEntryRequest: entry=1* WALEntry, replicationClusterId=2 string
 RegionServerInfo: infoPort=1 int32

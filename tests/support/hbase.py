@@ -30,6 +30,7 @@ from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 from logferry.ops.stack.processes import Child
 
+PARTITIONS = 3
 _PATIENCE_S = 120.0
 _STOP_S = 40.0
 
@@ -99,9 +100,9 @@ class HBaseConnector:
             time.sleep(0.05)
 
 
-def make_topic(url: str, topic: str, partitions: int = 3) -> str:
+def make_topic(url: str, topic: str) -> str:
     """Its full name."""
-    body = json.dumps({"partitions": partitions}).encode()
+    body = json.dumps({"partitions": PARTITIONS}).encode()
     request = urllib.request.Request(f"{url}/v1/topics/{topic}", data=body, method="PUT")
     with urllib.request.urlopen(request, timeout=_PATIENCE_S):
         return f"dc1.{topic}"
@@ -127,21 +128,19 @@ async def stored(bootstrap: str, topic: str) -> list[Written]:
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )
     await consumer.start()
-    found: list[Written] = []
+    found: dict[int, list[Written]] = {}
     try:
-        partitions = consumer.partitions_for_topic(topic) or set()
-        for number in sorted(partitions):
-            place = TopicPartition(topic, number)
-            consumer.assign([place])
-            end = (await consumer.end_offsets([place]))[place]
-            while await consumer.position(place) < end:
-                for records in (await consumer.getmany(timeout_ms=500)).values():
-                    for record in records:
-                        chunk = chunk_of_record(record.value or b"", record.headers)
-                        found += written(record.key.decode(), chunk.seqno, chunk.data, number)
+        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        ends = await consumer.end_offsets(consumer.assignment())
+        while any([await consumer.position(place) < end for place, end in ends.items()]):
+            for place, records in (await consumer.getmany(timeout_ms=500)).items():
+                for record in records:
+                    chunk = chunk_of_record(record.value or b"", record.headers)
+                    lines = written(record.key.decode(), chunk.seqno, chunk.data, place.partition)
+                    found.setdefault(place.partition, []).extend(lines)
     finally:
         await consumer.stop()
-    return found
+    return [one for number in sorted(found) for one in found[number]]
 
 
 def written(source_id: str, seqno: int, data: bytes, partition: int) -> Iterator[Written]:

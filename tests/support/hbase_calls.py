@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
+from uuid import UUID
 
 from logferry.client.hbase import frames, messages
 from logferry.client.hbase.cells import CODECS, HBaseCell, packed
@@ -12,6 +13,7 @@ from logferry.client.hbase.definition import PeerDefinition
 
 CLUSTER = "0a1b2c3d-0000-4000-8000-123456789abc"
 REGION = "0123456789abcdef0123456789abcdef"
+OTHER_CLUSTER = "ffffffff-0000-4000-8000-123456789abc"
 OTHER_REGION = "f" * 32
 ORDERS = PeerDefinition("orders", ("orders",))
 Edit = tuple[str, int, Sequence[HBaseCell]]  # region, sequence id, cells
@@ -23,11 +25,13 @@ def put(row: str, value: bytes = b"v", family: str = "d", qualifier: str = "q", 
 
 def shipped(edits: Iterable[Edit], cluster: str = CLUSTER, table: str = "orders") -> tuple[Any, bytes]:
     """The request and its cell block."""
-    request, block = messages.new("ReplicateWALEntryRequest", replicationClusterId=cluster), b""
+    request, block = messages.new("ReplicateWALEntryRequest"), b""
     for region, seqno, cells in edits:
         entry = request.entry.add(associated_cell_count=len(cells))
         entry.key.encoded_region_name, entry.key.table_name = region.encode(), table.encode()
         entry.key.log_sequence_number, entry.key.write_time = seqno, 1_700_000_000_000
+        number = UUID(cluster).int
+        entry.key.cluster_ids.add(most_sig_bits=number >> 64, least_sig_bits=number & (1 << 64) - 1)
         block += b"".join(map(packed, cells))
     return request, block
 

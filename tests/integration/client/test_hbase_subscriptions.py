@@ -29,13 +29,16 @@ class Subscription:
     def __init__(self, hbase: HBaseCluster, workers: Gateway, name: str, folder: Path) -> None:
         self.hbase, self.name, self.folder, self._workers = hbase, name, folder, workers
         self.topic = make_topic(workers.urls[0], name)
+        self.connectors: list[HBaseConnector] = []
 
     def create_table(self, scope: int = 1) -> None:
         self.hbase.shell(f"create {self.name} d,e {scope} 1")
 
     def connector(self, *more: str, tables: str = "", topic: str = "", log: str = "connector") -> HBaseConnector:
         names = self.name, topic or self.name, self.folder / f"{log}.log", tables or self.name
-        return HBaseConnector(self.hbase, self._workers.urls, *names, *more)
+        found = HBaseConnector(self.hbase, self._workers.urls, *names, *more)
+        self.connectors.append(found)
+        return found
 
     def refused(self, *more: str, tables: str = "", topic: str = "") -> str:
         """The message of a connector that ends with wrong use."""
@@ -78,6 +81,8 @@ def subscription(
     name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:50].rstrip("_")
     found = Subscription(hbase, workers, name, tmp_path)
     yield found
+    for connector in found.connectors:
+        connector.kill()
     if f'"{name}"' in found.command("list", "--json"):
         found.command("remove", name)
 

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from logferry.client.hbase import changes
+from logferry.client.hbase import changes, messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, HBaseCell
 from logferry.client.hbase.changes import CellFilter, RegionChunk, ShippedEdits, WrongCluster
 from logferry.client.hbase.messages import ForeignBytes
 
-from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_REGION, REGION, Edit, put, shipped
+from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, Edit, put, shipped
 
 
 def edits_of(edits: list[Edit], definition: Any = ORDERS, **options: Any) -> ShippedEdits:
@@ -98,8 +98,23 @@ def test_marks_of_hbase_are_left_out_and_bulk_loads_are_counted() -> None:
 
 
 def test_another_cluster_is_refused() -> None:
-    with pytest.raises(WrongCluster, match="of the cluster elsewhere"):
-        edits_of([(REGION, 5, [put("a")])], cluster="elsewhere")
+    with pytest.raises(WrongCluster, match=f"of the cluster {OTHER_CLUSTER}, and"):
+        list(edits_of([(REGION, 5, [put("a")])], cluster=OTHER_CLUSTER))
+
+
+def test_a_cluster_that_is_not_named_is_refused() -> None:
+    request, block = shipped([(REGION, 5, [put("a")])])
+    request.entry[0].key.ClearField("cluster_ids")
+    data = memoryview(request.SerializeToString())
+    with pytest.raises(WrongCluster, match="not named"):
+        list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS)))
+
+
+def test_an_edit_that_came_through_another_cluster_is_taken() -> None:
+    request, block = shipped([(REGION, 5, [put("a")])])
+    request.entry[0].key.cluster_ids.insert(0, messages.new("UUID", most_sig_bits=1, least_sig_bits=1))
+    data = memoryview(request.SerializeToString())
+    assert len(list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS)))) == 1
 
 
 @pytest.mark.parametrize("second", [5, 4])

@@ -19,7 +19,7 @@ from logferry.client.transport.connections import Dialer
 from logferry.gateway.contract.chunk import Chunk
 
 from tests.support.fake_gateway import FakeGateway, Served
-from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_REGION, REGION, put, shipped
+from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, put, shipped
 
 
 @pytest.fixture
@@ -148,8 +148,8 @@ def test_a_call_is_done_when_all_of_it_is_recorded(writing: GatewayDelivery, gat
 def test_a_call_of_another_cluster_is_refused_and_writes_nothing(
     writing: GatewayDelivery, gateway: FakeGateway
 ) -> None:
-    with pytest.raises(CallRefused, match="of the cluster another"):
-        Shipping(ORDERS, CLUSTER, writing).carry_out(call(cluster="another"))
+    with pytest.raises(CallRefused, match=f"of the cluster {OTHER_CLUSTER}"):
+        Shipping(ORDERS, CLUSTER, writing).carry_out(call(cluster=OTHER_CLUSTER))
     assert gateway.requests == []
 
 
