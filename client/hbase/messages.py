@@ -30,7 +30,7 @@ UUID: least_sig_bits=1 uint64, most_sig_bits=2 uint64
 WALKey: encoded_region_name=1 bytes, table_name=2 bytes, log_sequence_number=3 uint64, write_time=4 uint64, \
 cluster_ids=8* UUID
 WALEntry: key=1 WALKey, key_value_bytes=2* bytes, associated_cell_count=3 int32
-ReplicateWALEntryRequest: entry=1* WALEntry, replicationClusterId=2 string
+ReplicateWALEntryRequest: entry=1* WALEntry
 RegionServerInfo: infoPort=1 int32
 WalPosition: position=1 int64
 BytesBytesPair: first=1 bytes, second=2 bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tests.support.hbase import HBaseConnector, chunks_of, judge, make_topic, sc
 
 RATE = 4000
 SHORT_RATE = 1500
+# Of the regions in the order of their rows: which one, and the row where it is split; the two that are merged.
+SPLITS = ((0, "1000"), (3, "5800"))
+MERGES = (slice(-2, None), slice(3, 5))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,7 @@ class Load:
 
     def __init__(self, hbase: HBaseCluster, stack: Stack, name: str, folder: Path, tables: int, regions: int) -> None:
         self.hbase, self.stack, self.name, self.folder = hbase, stack, name, folder
+        self._counts: Counter[str] = Counter()
         self.tables = [f"{name}_{number}" for number in range(tables)]
         self.topic = make_topic(stack.urls()[0], name)
         for table in self.tables:
@@ -47,6 +52,11 @@ class Load:
     def _connector(self, number: int) -> HBaseConnector:
         log = self.folder / f"connector-{number}.log"
         return HBaseConnector(self.hbase, self.stack.urls(), self.name, self.name, log, " ".join(self.tables))
+
+    def count(self, what: str) -> int:
+        """How often it was called with this before."""
+        self._counts[what] += 1
+        return self._counts[what] - 1
 
     def write(self, rate: int) -> None:
         self._base = int(self.hbase.shell("written"))
@@ -99,14 +109,17 @@ def move(load: Load) -> None:
 
 
 def split(load: Load) -> None:
-    """The first region of each table. Its rows are 0000 to about 2000."""
+    """A region of each table, the second time another one: a daughter cannot be split at once."""
+    place, row = SPLITS[load.count("split")]
     for table in range(len(load.tables)):
-        load.hbase.shell(f"split {load.regions(table)[0][0]} 1000")
+        load.hbase.shell(f"split {load.regions(table)[place][0]} {row}")
 
 
 def merge(load: Load) -> None:
+    """Two regions of each table that were neither split nor merged."""
+    place = MERGES[load.count("merge")]
     for table in range(len(load.tables)):
-        first, second, *_ = load.regions(table)
+        first, second = load.regions(table)[place]
         load.hbase.shell(f"merge {first[0]} {second[0]}")
 
 
