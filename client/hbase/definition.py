@@ -52,8 +52,10 @@ class PeerDefinition(NamedTuple):
         except re.error as error:
             raise ValueError(f"row pattern: {self.row_pattern!r} is no regular expression: {error}") from None
         plain = {table.removeprefix(f"{_DEFAULT_NAMESPACE}:") for table in self.tables}
-        sets = (tuple(sorted(set(names))) for names in (self.families, self.qualifiers, self.row_prefixes))
-        return PeerDefinition(self.topic, tuple(sorted(plain)), *sets, self.row_pattern)
+        families, qualifiers, prefixes = (
+            tuple(sorted(set(names))) for names in (self.families, self.qualifiers, self.row_prefixes)
+        )
+        return PeerDefinition(self.topic, tuple(sorted(plain)), families, qualifiers, prefixes, self.row_pattern)
 
     def packed(self) -> bytes:
         return json.dumps({"format": _FORMAT, **self._asdict()}, ensure_ascii=False).encode()
@@ -66,7 +68,9 @@ class PeerDefinition(NamedTuple):
             number = found.pop("format")
             if number != _FORMAT:
                 raise Unfit(f"{where} has the format {number}: it needs a newer logferry")
-            lists = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+            lists: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in found.items()
+            }
             return cls(**lists).check()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Unfit(f"{where} is no definition of a subscription: {error}") from None

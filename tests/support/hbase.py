@@ -116,9 +116,9 @@ def scanned(hbase: HBaseCluster, table: str, folder: Path) -> set[Change]:
     hbase.shell(f"scan {table} {file}")
     found = set()
     for line in file.read_text().splitlines():
-        row, family, qualifier, value, timestamp, kind = line.split(" ")
-        cell = (bytes.fromhex(text[1:]) for text in (row, family, qualifier, value))
-        found.add(Change(*cell, int(timestamp), TYPES[int(kind)]))
+        *cell, timestamp, kind = line.split(" ")
+        row, family, qualifier, value = (bytes.fromhex(text[1:]) for text in cell)
+        found.add(Change(row, family, qualifier, value, int(timestamp), TYPES[int(kind)]))
     return found
 
 
@@ -148,8 +148,8 @@ def written(source_id: str, seqno: int, data: bytes, partition: int) -> Iterator
         document = json.loads(line)
         assert document["sequence_id"] == seqno, (source_id, document)
         assert document["region"] == source_id.partition("/")[0], (source_id, document)
-        cell = (bytes_of(document, name) for name in ("row", "family", "qualifier", "value"))
-        change = Change(*cell, document["timestamp"], document["type"])
+        row, family, qualifier, value = (bytes_of(document, name) for name in ("row", "family", "qualifier", "value"))
+        change = Change(row, family, qualifier, value, document["timestamp"], document["type"])
         yield Written(document["table"], change, seqno, source_id, partition)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from logferry.client.hbase.messages import ForeignBytes
 from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, Edit, put, shipped
 
 
-def edits_of(edits: list[Edit], definition: Any = ORDERS, **options: Any) -> ShippedEdits:
+def edits_of(edits: Sequence[Edit], definition: Any = ORDERS, **options: Any) -> ShippedEdits:
     request, block = shipped(edits, **options)
     data = memoryview(request.SerializeToString())
     return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition))

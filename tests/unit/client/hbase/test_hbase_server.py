@@ -44,7 +44,7 @@ def port(calls: list[RemoteCall]) -> Iterator[int]:
 
 def opening(**fields: object) -> bytes:
     header = messages.new("ConnectionHeader", **{"service_name": "AdminService", **fields}).SerializeToString()
-    return frames.PREAMBLE + LENGTH.pack(len(header)) + header
+    return bytes(frames.PREAMBLE + LENGTH.pack(len(header)) + header)
 
 
 def test_a_call_is_carried_out_and_answered(port: int, calls: list[RemoteCall]) -> None:
