@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from logferry.client.events import set_up
@@ -15,6 +15,7 @@ from logferry.client.hbase.connector import Connector
 from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit, check_name
 from logferry.client.hbase.frames import CallFailed
 from logferry.client.hbase.master import ENABLED, HBaseMaster
+from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
 from logferry.client.hbase.server import ServerLimits
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import cluster_of
@@ -22,7 +23,6 @@ from logferry.client.transport.connections import Dialer, proxies_of
 from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, token_of
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
-from logferry.ops.commands.hbase_status import print_status, subscription_status
 
 _EXAMPLE: Final = """examples:
   logferry hbase subscribe orders_log --zookeeper zk1,zk2,zk3 --tables orders --topic orders --listen 10.0.0.5:16100
@@ -190,9 +190,63 @@ def _list(args: argparse.Namespace, registry: Registry) -> int:
 
 
 def _status(args: argparse.Namespace, registry: Registry) -> int:
-    found = [subscription_status(one, registry) for one in _all(registry)]
-    print_status(found, args.json)
+    found = [_with_progress(one, registry) for one in _all(registry)]
+    _print_status(found, args.json)
     return int(any(one["problems"] for one in found))
+
+
+def _with_progress(listed: dict[str, Any], registry: Registry) -> dict[str, Any]:
+    """``listed``: the subscription as `logferry hbase list` shows it. Adds servers, regions and problems."""
+    servers = servers_progress(registry, listed["name"])
+    problems = [f"the state is: {listed['state']}"] if listed["state"] != "active" else []
+    if not listed["connectors"]:
+        problems.append("no connector runs: HBase keeps the changes; start `logferry hbase subscribe`")
+    problems += [f"{one.server}: {one.problem}" for one in servers if one.problem]
+    regions = dict(sorted(pushed(registry, listed["name"])))
+    return {
+        **listed,
+        "servers": [_server_shown(one) for one in servers],
+        "pushed_seqnos": regions,
+        "problems": problems,
+    }
+
+
+def _server_shown(one: ServerProgress) -> dict[str, Any]:
+    queues = [
+        {"taken_over_from": queue.of, "wals": [{"wal": wal, "position": at} for wal, at in queue.wals]}
+        for queue in one.queues
+    ]
+    return {**one._asdict(), "queues": queues}
+
+
+def _print_status(found: Sequence[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"subscriptions": found}, ensure_ascii=False))
+        return
+    for one in found:
+        tables, connectors = " ".join(one["tables"]), " ".join(one["connectors"]) or "none"
+        print(f"{one['name']}: {one['state']}; {tables} -> {one['topic']}; connectors: {connectors}")
+        for server in one["servers"]:
+            print(f"  {server['server']}: {_figures_shown(server)}")
+        for problem in one["problems"]:
+            print(f"  ! {problem}")
+    if not found:
+        print("no subscriptions")
+
+
+def _figures_shown(server: dict[str, Any]) -> str:
+    parts = []
+    for queue in server["queues"]:
+        whose = f" of {queue['taken_over_from']}" if queue["taken_over_from"] else ""
+        last = queue["wals"][-1]["position"] if queue["wals"] else 0
+        parts.append(f"{len(queue['wals'])} logs{whose} to ship (position {last} in the newest)")
+    if server["shipped_operations"] is not None:
+        parts.append(f"{server['shipped_operations']} operations shipped")
+    if server["age_ms"] is not None:
+        parts.append(f"the last one was {server['age_ms']} ms old")
+    if server["oldest_wal_ms"]:
+        parts.append(f"the oldest log is {server['oldest_wal_ms'] / 1000:.0f} s old")
+    return ", ".join(parts) or "nothing to ship"
 
 
 def _all(registry: Registry) -> list[dict[str, Any]]:

@@ -143,6 +143,8 @@ PURE = (
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
     "client.reading.prefetch",
+    *("client.hbase.messages", "client.hbase.cells", "client.hbase.frames", "client.hbase.changes"),
+    "client.hbase.definition",
     *("ops.audit.digests", "ops.audit.records"),
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.accepted_resets",
