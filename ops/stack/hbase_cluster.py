@@ -31,7 +31,7 @@ _SHELL: Final = Path(__file__).with_name("HBaseShell.java")
 _ANSWER_S: Final = 120.0
 _STOP_S: Final = 15.0
 _HEAPS: Final = {ZOOKEEPER: "64m", MASTER: "160m"}
-_REGION_SERVER_HEAP: Final = "192m"
+_REGION_SERVER_HEAP: Final = "256m"
 _MAIN: Final = {
     ZOOKEEPER: "org.apache.zookeeper.server.ZooKeeperServerMain",
     MASTER: "org.apache.hadoop.hbase.master.HMaster",
@@ -159,6 +159,11 @@ class HBaseCluster:
             "hbase.serial.replication.waiting.ms": "500",
             "replication.source.sleepforretries": "300",
             "replication.source.shipedits.timeout": "10000",
+            # Every connector is used; by default, a region server picks half of them.
+            "replication.source.ratio": "1",
+            # A peer that nobody serves holds a batch in memory.
+            "replication.source.size.capacity": str(4 << 20),
+            "replication.source.nb.capacity": "2000",
             "hbase.client.pause": "50",
         }
 

@@ -7,6 +7,8 @@ written, and the next one comes when changes were written since.
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -86,9 +88,12 @@ class Load:
         assert sum(map(len, scans.values())) >= at_least * 0.9
 
     def close(self) -> None:
-        self.hbase.shell("stop")
+        """Also of the subscription: a peer without connectors keeps logs, and holds memory of the region servers."""
         for connector in self.connectors:
             connector.kill()
+        self.hbase.shell("stop")
+        remove = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", "remove", self.name]
+        subprocess.run([*remove, "--zookeeper", self.hbase.zookeeper], check=True, timeout=120, capture_output=True)
 
 
 @pytest.fixture
