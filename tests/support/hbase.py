@@ -127,9 +127,9 @@ async def stored(bootstrap: str, topic: str) -> list[Written]:
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )
-    await consumer.start()
     found: dict[int, list[Written]] = {}
     try:
+        await consumer.start()
         consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
         ends = await consumer.end_offsets(consumer.assignment())
         while any([await consumer.position(place) < end for place, end in ends.items()]):

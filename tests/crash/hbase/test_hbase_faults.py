@@ -169,7 +169,7 @@ def worker_killed(load: Load) -> None:
 
 
 def broker_killed(load: Load) -> None:
-    load.stack.kill("kafka-1")
+    load.stack.restart("kafka-1")
     load.more(RATE)
     load.stack.wait_ready()
 
