@@ -6,7 +6,6 @@ written, and the next one comes when changes were written since.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -186,27 +185,9 @@ def master_killed(load: Load) -> None:
     load.hbase.wait_ready()
 
 
-def hbase_restarted(load: Load) -> None:
-    """Everything at once, in the middle of writing."""
-    for name in (*load.hbase.names, MASTER):
-        load.hbase.kill(name, signal.SIGKILL)
-    for name in (MASTER, *load.hbase.names):
-        load.hbase.restart(name)
-    load.hbase.wait_ready()
-
-
-def all_at_once(load: Load) -> None:
-    load.connectors[1].kill()
-    load.stack.kill("gateway-0")
-    move(load)
-    server_killed(load)
-    load.connectors[1].start()
-    load.stack.wait_ready()
-
-
 FAULTS = (
     *(move, split, merge, server_killed, connector_killed, connectors_away, connector_frozen, worker_killed),
-    *(broker_killed, zookeeper_killed, master_killed, hbase_restarted, all_at_once),
+    *(broker_killed, zookeeper_killed, master_killed),
 )
 
 
