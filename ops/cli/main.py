@@ -23,8 +23,7 @@ _BROKEN_PIPE = 141
 _OPERATORS_PYTHON = (3, 11)
 
 _DEMO = "Try it on this machine"
-_HOSTS = "Hosts that write logs"
-_PROGRAMS = "Programs and shells"
+_CLIENTS = "Sources and readers"
 _SERVICES = "Services and scheduled jobs"
 _OPERATORS = "Operators"
 
@@ -42,9 +41,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("logferry.ops.demo.command", "ops", "the full pipeline, with kills and a final audit", _DEMO),
     "up": Command("logferry.ops.commands.up", "ops", "a local stack: Kafka, gateways, mirrors", _DEMO),
-    "push": Command("logferry.client.agent.agent", "", "follow log files and send them to a gateway", _HOSTS),
-    "read": Command("logferry.ops.commands.read", "ops", "write the chunks of a topic to standard output", _PROGRAMS),
-    "query": Command("logferry.ops.commands.query", "query", "SQL over a table and records not loaded yet", _PROGRAMS),
+    "push": Command("logferry.client.agent.agent", "", "follow log files and send them to a gateway", _CLIENTS),
+    "hbase": Command("logferry.ops.commands.hbase", "hbase", "write the changes of HBase tables to a topic", _CLIENTS),
+    "read": Command("logferry.ops.commands.read", "ops", "write the chunks of a topic to standard output", _CLIENTS),
+    "query": Command("logferry.ops.commands.query", "query", "SQL over a table and records not loaded yet", _CLIENTS),
     "gateway": Command("logferry.gateway.__main__", "gateway", "the gateway of one data centre", _SERVICES),
     "mirror": Command("logferry.ops.commands.mirror", "gateway", "copy topics from other data centres", _SERVICES),
     "deliver": Command("logferry.gateway.delivery.__main__", "gateway", "push topics to HTTP receivers", _SERVICES),

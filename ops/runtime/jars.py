@@ -142,6 +142,11 @@ def yarn_jars() -> list[Path]:
     return [*hdfs_jars(), *fetch_jars(SETS["yarn"])]
 
 
+def hbase_jars() -> list[Path]:
+    """ZooKeeper and HBase, servers and client, for tests and the demo. Raises Unavailable."""
+    return fetch_jars(SETS["hbase"])
+
+
 def s3_proxy_jars() -> list[Path]:
     """A second S3 server, for tests. Raises Unavailable."""
     return fetch_jars(S3_PROXY)

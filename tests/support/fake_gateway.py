@@ -162,7 +162,7 @@ class FakeGateway:
     def _write(
         self, stored: Stored, query: dict[str, list[str]], headers: dict[str, str], body: bytes
     ) -> dict[str, object]:
-        if int(query["session"][0]) != stored.session:
+        if ("session" in query or stored.session) and int(query["session"][0]) != stored.session:
             raise Problem(409, "superseded")
         assert headers["content-type"] == MSGPACK, headers
         if headers.get("content-encoding") == "gzip":

@@ -84,6 +84,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "client.writing": ("client", "client.files", "client.transport", "gateway.contract"),
     "client.reading": ("client", "client.transport", "gateway.contract"),
     "client.aio": ("client", "client.transport", "client.reading", "client.writing", "gateway.contract"),
+    "client.hbase": ("client", "client.transport", "gateway.contract"),
     "client": ("client.agent", "client.aio", "client.reading", "client.writing"),
 }
 # Operators' side: everything of the four products, and of ops what stands here.
@@ -143,6 +144,8 @@ PURE = (
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
     "client.reading.prefetch",
+    *("client.hbase.messages", "client.hbase.cells", "client.hbase.frames", "client.hbase.changes"),
+    "client.hbase.definition",
     *("ops.audit.digests", "ops.audit.records"),
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.accepted_resets",
@@ -162,7 +165,7 @@ WITHOUT_SPARK = (
     *("loaders.commands.table", "loaders.commands.inspection", "loaders.commands.compact"),
 )
 # The client needs the standard library alone, but for these.
-EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}}
+EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}, "client.hbase": {"google", "kazoo"}}
 
 
 def modules() -> list[str]:

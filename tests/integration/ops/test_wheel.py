@@ -33,10 +33,10 @@ from tests.support.interpreters import SOURCES, built_wheel, interpreter_of, int
 
 ROOT = Path(__file__).parents[3]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-EXTRAS = ("client", "gateway", "loaders", "query", "ops")
+EXTRAS = ("client", "gateway", "loaders", "query", "hbase", "ops")
 MINORS = (11, 12, 13)
 READY_S = 60.0
-SHIPPED = {".py", ".toml", ".properties", ".conf", ".yaml", ".bash", ".sha256"}
+SHIPPED = {".py", ".toml", ".properties", ".conf", ".yaml", ".bash", ".sha256", ".java"}
 
 
 @pytest.fixture(scope="module")

@@ -59,4 +59,4 @@ def test_the_client_imports_the_standard_library_and_the_contract() -> None:
         "logferry.gateway.contract.names",
     }
     others = {name.partition(".")[0] for name in imported - ours}
-    assert others - sys.stdlib_module_names == {"aiohttp", "msgpack", "yarl"}
+    assert others - sys.stdlib_module_names == {"aiohttp", "google", "kazoo", "msgpack", "yarl"}

@@ -1,0 +1,154 @@
+"""From a request of HBase to chunks: one chunk an edit, one line of JSON a cell. Pure.
+
+The source of a chunk is the region, its seqno the sequence id of the edit, which rises within a region and is never
+used twice. So an edit that HBase ships again is a duplicate for the gateway. The partition key is the table: the edits
+of a row stay in one partition, in order, also when its region is split, merged or moved.
+
+An edit of more than `PART_BYTES` is cut into parts, between cells: the first is a chunk of the source REGION, the
+second of the source REGION/2, and so on, all with the seqno of the edit. Each part is a duplicate when it comes again.
+The next edit is written after all of them.
+
+Chunks are made one by one, so that the memory for a request is bounded by its size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from logferry.client.hbase import messages
+from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, WHOLE_FAMILY, CellBlock, HBaseCell
+from logferry.client.hbase.definition import PeerDefinition
+from logferry.client.hbase.messages import ForeignBytes
+from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.names import MAX_SEQNO
+
+# It may never change: an edit of which a part is recorded must be cut again as it was. Below the chunks of a gateway.
+PART_BYTES = 1 << 20
+_REGION = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class WrongCluster(Exception):
+    """The edits are another cluster's."""
+
+
+class RegionChunk(NamedTuple):
+    """``table``: the partition key. ``source_id``: the region, and the number of a further part."""
+
+    table: str
+    source_id: str
+    chunk: Chunk
+
+
+class CellFilter:
+    """Which cells a subscription wants: all conditions that are given must hold.
+
+    A delete of a whole family passes the condition on qualifiers, since it deletes those that are wanted.
+    """
+
+    def __init__(self, definition: PeerDefinition) -> None:
+        self._tables = frozenset(definition.tables)
+        self._families = frozenset(name.encode() for name in definition.families)
+        self._qualifiers = frozenset(name.encode() for name in definition.qualifiers)
+        self._prefixes = tuple(prefix.encode() for prefix in definition.row_prefixes)
+        self._pattern = re.compile(definition.row_pattern.encode()) if definition.row_pattern else None
+
+    def wants_table(self, table: str) -> bool:
+        return table in self._tables
+
+    def wants(self, cell: HBaseCell) -> bool:
+        if self._families and cell.family not in self._families:
+            return False
+        if self._qualifiers and cell.qualifier not in self._qualifiers and cell.type not in WHOLE_FAMILY:
+            return False
+        if self._prefixes and not cell.row.startswith(self._prefixes):
+            return False
+        return self._pattern is None or self._pattern.search(cell.row) is not None
+
+
+class ShippedEdits:
+    """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table."""
+
+    def __init__(self, param: memoryview, cells: memoryview, cluster_id: str, wanted: CellFilter) -> None:
+        """``cluster_id``: of the HBase that is served. Raises ForeignBytes."""
+        self._request = messages.parse("ReplicateWALEntryRequest", param)
+        self._cluster_id = cluster_id
+        self._cells, self._wanted = CellBlock(cells), wanted
+        self._last: dict[str, int] = {}
+        self.bulk_loads: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[RegionChunk]:
+        """In the order of the request. Raises ForeignBytes and WrongCluster; the chunks before that may be recorded:
+        HBase ships the request again.
+        """
+        for entry in self._request.entry:
+            yield from self._edit(entry)
+        self._cells.check_end()
+
+    def _edit(self, entry: Any) -> Iterator[RegionChunk]:
+        key, count = entry.key, entry.associated_cell_count
+        region = key.encoded_region_name.decode("ascii", "replace")
+        seqno = key.log_sequence_number
+        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
+            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
+        if entry.key_value_bytes or count < 0:
+            raise ForeignBytes(f"edit {seqno} of {region} does not have its cells in the cell block")
+        self._check_cluster(key)
+        if seqno <= self._last.get(region, -1):
+            raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
+        self._last[region] = seqno
+        table = key.table_name.decode("utf-8", "replace")
+        is_wanted = self._wanted.wants_table(table)
+        lines: list[bytes] = []
+        part, size = 1, 0
+        for cell in self._cells.take(count):
+            if cell.family == MARK_FAMILY:
+                if cell.qualifier == BULK_LOAD and is_wanted:
+                    self.bulk_loads[table] = self.bulk_loads.get(table, 0) + 1
+            elif is_wanted and self._wanted.wants(cell):
+                line = line_of(cell, table, region, seqno, key.write_time)
+                if lines and size + len(line) > PART_BYTES:
+                    yield _part(table, region, part, key, lines)
+                    part, size, lines = part + 1, 0, []
+                lines.append(line)
+                size += len(line)
+        if lines:
+            yield _part(table, region, part, key, lines)
+
+    def _check_cluster(self, key: Any) -> None:
+        """HBase marks an edit with each cluster that it went through: that of the sender is among them."""
+        names = [str(UUID(int=one.most_sig_bits << 64 | one.least_sig_bits)) for one in key.cluster_ids]
+        if self._cluster_id not in names:
+            shown = ", ".join(names) or "(not named)"
+            raise WrongCluster(f"an edit is of the cluster {shown}, and this connector serves {self._cluster_id}")
+
+
+def _part(table: str, region: str, part: int, key: Any, lines: list[bytes]) -> RegionChunk:
+    chunk = Chunk(key.log_sequence_number, None, key.write_time, {"table": table}, b"".join(lines))
+    return RegionChunk(table, region if part == 1 else f"{region}/{part}", chunk)
+
+
+def line_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_time: int) -> bytes:
+    """A change as a line of JSON; the guide describes its keys. Bytes that are not UTF-8 have a key of their own."""
+    found: dict[str, object] = {"table": table}
+    _put(found, "row", cell.row)
+    _put(found, "family", cell.family)
+    _put(found, "qualifier", cell.qualifier)
+    found["type"], found["timestamp"] = cell.type, cell.timestamp
+    if cell.type == "put":
+        _put(found, "value", cell.value)
+    if cell.tags:
+        found["tags"] = [{"type": kind, "data_base64": b64encode(data).decode()} for kind, data in cell.tags]
+    found["sequence_id"], found["write_time"], found["region"] = sequence_id, write_time, region
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _put(found: dict[str, object], name: str, data: bytes) -> None:
+    try:
+        found[name] = data.decode()
+    except UnicodeDecodeError:
+        found[f"{name}_base64"] = b64encode(data).decode()

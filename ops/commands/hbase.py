@@ -1,0 +1,303 @@
+"""``logferry hbase``: the changes of HBase's tables into a topic, and the subscriptions that are there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from logferry.client.events import set_up
+from logferry.client.hbase.connector import Connector
+from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit, check_name
+from logferry.client.hbase.frames import CallFailed
+from logferry.client.hbase.master import ENABLED, HBaseMaster
+from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
+from logferry.client.hbase.server import ServerLimits
+from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
+from logferry.client.transport.cluster import cluster_of
+from logferry.client.transport.connections import Dialer, proxies_of
+from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, token_of
+from logferry.ops.cli.options import command_parser
+from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
+
+_EXAMPLE: Final = """examples:
+  logferry hbase subscribe orders_log --zookeeper zk1,zk2,zk3 --tables orders --topic orders --listen 10.0.0.5:16100
+  logferry hbase list --zookeeper zk1,zk2,zk3
+  logferry hbase pause orders_log --zookeeper zk1,zk2,zk3
+
+Exit status: 0 done, 1 HBase refuses it, or status finds a problem, 2 wrong use, or HBase does not fit, 3 ZooKeeper or
+HBase does not answer.
+"""
+_DESCRIPTION: Final = (
+    "Writes each change of HBase's tables into a topic, once, and in order for each row. HBase ships its changes to a "
+    "replication peer, which the first `subscribe` registers and each running one serves."
+)
+_SUBSCRIBE_EXAMPLE: Final = """example:
+  logferry hbase subscribe orders_log --zookeeper zk1,zk2,zk3 --tables orders shop:items --families d \\
+      --topic orders --url http://gateway:8080 --listen 10.0.0.5:16100
+
+Run it as a service, and several with the same options: HBase ships to all of them. A column family needs
+REPLICATION_SCOPE 1. Calls of HBase carry no password: let only region servers reach the port.
+"""
+_MIB: Final = 1 << 20
+
+
+def main(argv: list[str]) -> int:
+    """0 done, 1 (status) something is wrong. Raises CommandError."""
+    parser, chosen = _parser()
+    args = parser.parse_args(argv)
+    try:
+        with Registry(args.zookeeper.split(","), args.hbase_folder) as registry:
+            do: Callable[[argparse.Namespace, Registry], int] = chosen[args.action]
+            return do(args, registry)
+    except Unfit as error:
+        raise UsageError(str(error)) from None
+    except Unanswered as error:
+        raise Unavailable(str(error)) from None
+    except CallFailed as error:
+        raise CommandError(f"HBase refuses it: {error.kind}: {error}") from None
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace, Registry], int]]]:
+    parser = command_parser("hbase", "ACTION [NAME] [OPTION ...]", _DESCRIPTION, _EXAMPLE)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    texts = {
+        "subscribe": "serve a subscription; the first time, register it",
+        "list": "print the subscriptions",
+        "status": "print how far HBase has shipped, and what is wrong",
+        "pause": "let HBase keep the changes until `resume`",
+        "resume": "let HBase ship the changes again",
+        "remove": "remove the subscription; HBase drops changes not shipped yet",
+    }
+    for action, text in texts.items():
+        description, _, notes = _SUBSCRIBE_EXAMPLE.partition("\n\n")
+        is_subscribe, is_plain = action == "subscribe", action in ("list", "status")
+        name = "" if is_plain else "NAME "
+        one = actions.add_parser(
+            action,
+            help=text,
+            usage=f"logferry hbase {action} {name}--zookeeper HOST,... [OPTION ...]",
+            description=description if is_subscribe else text,
+            epilog=notes if is_subscribe else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if not is_plain:
+            one.add_argument("name", type=_named, metavar="NAME", help="of the subscription, and of HBase's peer")
+        else:
+            one.add_argument("--json", action="store_true", help="print one JSON object")
+        one.add_argument(
+            "--zookeeper", required=True, metavar="HOST[:PORT],...", help="servers of ZooKeeper, as HBase knows them"
+        )
+        one.add_argument(
+            "--hbase-folder", default="/hbase", metavar="PATH", help="zookeeper.znode.parent of HBase (default: /hbase)"
+        )
+        if is_subscribe:
+            _add_subscribe_options(one)
+    return parser, {
+        "subscribe": _subscribe,
+        "list": _list,
+        "status": _status,
+        "pause": _pause,
+        "resume": _resume,
+        "remove": _remove,
+    }
+
+
+def _named(text: str) -> str:
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tables", nargs="+", required=True, metavar="TABLE", help="as TABLE or NAMESPACE:TABLE")
+    add("--topic", required=True, help="topic to write, without its data centre; of this subscription alone")
+    add("--families", nargs="+", default=[], metavar="FAMILY", help="only these column families (default: all)")
+    add("--qualifiers", nargs="+", default=[], metavar="QUALIFIER", help="only these columns, and deletes of families")
+    add("--row-prefixes", nargs="+", default=[], metavar="PREFIX", help="only rows that begin with one of these")
+    add("--row-pattern", default="", metavar="REGEX", help="only rows in which this is found, by bytes")
+    add("--url", action="append", metavar="URL", help="of a gateway worker; repeat it (default: http://127.0.0.1:8080)")
+    add(
+        "--token-file", metavar="FILE", help=f"file with the token (default: the environment variable {TOKEN_VARIABLE})"
+    )
+    add("--ca-file", metavar="FILE", help="authorities that verify the gateway's certificate (default: the system's)")
+    add(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="for region servers; port 0: any (default: %(default)s)",
+    )
+    add("--advertise", metavar="HOST", help="by which region servers reach it (default: the host of --listen)")
+    add("--call-mb", type=int, default=128, metavar="N", help="largest call of HBase (default: %(default)s)")
+    add("--memory-mb", type=int, default=256, metavar="N", help="all calls that are held (default: %(default)s)")
+    add("-v", "--verbose", action="store_true", help="log everything")
+
+
+def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
+    filters = (tuple(args.families), tuple(args.qualifiers), tuple(args.row_prefixes), args.row_pattern)
+    host, _, port = args.listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--listen: {args.listen!r} is not HOST:PORT")
+    if args.advertise is None and host in ("0.0.0.0", "::"):
+        raise UsageError("--advertise: name the host by which region servers reach this one, since --listen takes all")
+    if not 1 <= args.call_mb <= args.memory_mb:
+        raise UsageError("--call-mb: must be at least 1, and at most --memory-mb")
+    limits = ServerLimits(args.call_mb * _MIB, args.memory_mb * _MIB)
+    try:
+        definition = PeerDefinition(args.topic, tuple(args.tables), *filters).check()
+        cluster = cluster_of(args.url or "http://127.0.0.1:8080", token_of(args))
+        dialer = Dialer(args.ca_file, proxies=proxies_of(os.environ))
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from None
+    set_up(args.verbose)
+    listen = Address(host, int(port))
+    connector = Connector(args.name, definition, registry, cluster, dialer, listen, args.advertise or host, limits)
+    stop = threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        registry.changed.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    try:
+        connector.run(stop)
+    except OSError as error:
+        raise UsageError(f"--listen {args.listen}: {error.strerror or error}") from None
+    return 0
+
+
+def _list(args: argparse.Namespace, registry: Registry) -> int:
+    found = _all(registry)
+    if args.json:
+        print(json.dumps({"subscriptions": found}, ensure_ascii=False))
+        return 0
+    for one in found:
+        filters = ", ".join(f"{name} {one[name]}" for name in ("families", "qualifiers", "row_prefixes") if one[name])
+        print(
+            f"{one['name']}: {one['state']}; {' '.join(one['tables'])} -> {one['topic']}{filters and f' ({filters})'}"
+        )
+        print(f"  connectors: {' '.join(one['connectors']) or 'none: HBase keeps the changes'}")
+    if not found:
+        print("no subscriptions")
+    return 0
+
+
+def _status(args: argparse.Namespace, registry: Registry) -> int:
+    found = [_with_progress(one, registry) for one in _all(registry)]
+    _print_status(found, args.json)
+    return int(any(one["problems"] for one in found))
+
+
+def _with_progress(listed: dict[str, Any], registry: Registry) -> dict[str, Any]:
+    """``listed``: the subscription as `logferry hbase list` shows it. Adds servers, regions and problems."""
+    servers = servers_progress(registry, listed["name"])
+    problems = [f"the state is: {listed['state']}"] if listed["state"] != "active" else []
+    if not listed["connectors"]:
+        problems.append("no connector runs: HBase keeps the changes; start `logferry hbase subscribe`")
+    problems += [f"{one.server}: {one.problem}" for one in servers if one.problem]
+    regions = dict(sorted(pushed(registry, listed["name"])))
+    return {
+        **listed,
+        "servers": [_server_shown(one) for one in servers],
+        "pushed_seqnos": regions,
+        "problems": problems,
+    }
+
+
+def _server_shown(one: ServerProgress) -> dict[str, Any]:
+    queues = [
+        {"taken_over_from": queue.of, "wals": [{"wal": wal, "position": at} for wal, at in queue.wals]}
+        for queue in one.queues
+    ]
+    return {**one._asdict(), "queues": queues}
+
+
+def _print_status(found: Sequence[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"subscriptions": found}, ensure_ascii=False))
+        return
+    for one in found:
+        tables, connectors = " ".join(one["tables"]), " ".join(one["connectors"]) or "none"
+        print(f"{one['name']}: {one['state']}; {tables} -> {one['topic']}; connectors: {connectors}")
+        for server in one["servers"]:
+            print(f"  {server['server']}: {_figures_shown(server)}")
+        for problem in one["problems"]:
+            print(f"  ! {problem}")
+    if not found:
+        print("no subscriptions")
+
+
+def _figures_shown(server: dict[str, Any]) -> str:
+    parts = []
+    for queue in server["queues"]:
+        whose = f" of {queue['taken_over_from']}" if queue["taken_over_from"] else ""
+        last = queue["wals"][-1]["position"] if queue["wals"] else 0
+        parts.append(f"{len(queue['wals'])} logs{whose} to ship (position {last} in the newest)")
+    if server["shipped_operations"] is not None:
+        parts.append(f"{server['shipped_operations']} operations shipped")
+    if server["age_ms"] is not None:
+        parts.append(f"the last one was {server['age_ms']} ms old")
+    if server["oldest_wal_ms"]:
+        parts.append(f"the oldest log is {server['oldest_wal_ms'] / 1000:.0f} s old")
+    return ", ".join(parts) or "nothing to ship"
+
+
+def _all(registry: Registry) -> list[dict[str, Any]]:
+    peers = HBaseMaster(registry.master).peers()
+    return [_listed(name, registry, peers.get(name)) for name in registry.names()]
+
+
+def _listed(name: str, registry: Registry, peer: Any) -> dict[str, Any]:
+    definition = registry.definition(name)
+    state = "no peer in HBase" if peer is None else "active" if peer.state.state == ENABLED else "paused"
+    if peer is not None and not peer.config.serial:
+        state += ", but not serial: changes would be lost"
+    facts = definition._asdict() if definition else dict.fromkeys(PeerDefinition._fields, "") | {"tables": ()}
+    return {"name": name, "state": state, **facts, "connectors": registry.connectors(name)}
+
+
+def _pause(args: argparse.Namespace, registry: Registry) -> int:
+    _own_peer(args.name, registry).disable_peer(args.name)
+    print(f"{args.name} is paused: HBase keeps its changes, and their files, until `logferry hbase resume {args.name}`")
+    return 0
+
+
+def _resume(args: argparse.Namespace, registry: Registry) -> int:
+    _own_peer(args.name, registry).enable_peer(args.name)
+    print(f"{args.name} is active")
+    return 0
+
+
+def _remove(args: argparse.Namespace, registry: Registry) -> int:
+    """The peer first: without its folder, HBase would look for the cluster without end."""
+    master = HBaseMaster(registry.master)
+    peer = master.peers().get(args.name)
+    if peer is None and args.name not in registry.names():
+        raise _unknown(args.name, registry)
+    if peer is not None:
+        _own_peer(args.name, registry).remove_peer(args.name)
+    registry.remove(args.name)
+    print(f"{args.name} is removed")
+    return 0
+
+
+def _own_peer(name: str, registry: Registry) -> HBaseMaster:
+    """The master, once the peer is known to be a subscription's. Raises UsageError."""
+    master = HBaseMaster(registry.master)
+    peer = master.peers().get(name)
+    if peer is None:
+        raise _unknown(name, registry)
+    if not peer.config.clusterkey.endswith(f":{ROOT}/{name}"):
+        raise UsageError(f"the peer {name} of HBase is no subscription: it ships to {peer.config.clusterkey}")
+    return master
+
+
+def _unknown(name: str, registry: Registry) -> UsageError:
+    return UsageError(f"there is no subscription {name}; there are: {', '.join(registry.names()) or 'none'}")

@@ -1,0 +1,218 @@
+"""Changes under load while regions move and processes die: each is in the topic once, in order for each row.
+
+`tests/support/hbase.py` says what that means, and compares with HBase's own scan. Each fault hits while changes are
+written, and the next one comes when changes were written since.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster
+from logferry.ops.stack.stack import Stack
+
+from tests.support.hbase import HBaseConnector, chunks_of, judge, make_topic, scanned, wait_shipped
+
+RATE = 4000
+SHORT_RATE = 1500
+# Of the regions in the order of their rows: which one, and the row where it is split; the two that are merged.
+SPLITS = ((0, "1000"), (3, "5800"))
+MERGES = (slice(-2, None), slice(3, 5))
+
+
+@pytest.fixture(scope="module")
+def hbase(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseCluster]:
+    with HBaseCluster(tmp_path_factory.mktemp("hbase")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("stack"), workers=2, lanes=4) as running:
+        yield running
+
+
+class Load:
+    """Tables, a subscription with its connectors, and changes that are written; what `finish` finds is judged."""
+
+    def __init__(self, hbase: HBaseCluster, stack: Stack, name: str, folder: Path, tables: int, regions: int) -> None:
+        self.hbase, self.stack, self.name, self.folder = hbase, stack, name, folder
+        self._counts: Counter[str] = Counter()
+        self.tables = [f"{name}_{number}" for number in range(tables)]
+        self.topic = make_topic(stack.urls()[0], name)
+        for table in self.tables:
+            hbase.shell(f"create {table} d 1 {regions}")
+        self.connectors = [self._connector(number).start() for number in range(2)]
+
+    def _connector(self, number: int) -> HBaseConnector:
+        log = self.folder / f"connector-{number}.log"
+        return HBaseConnector(self.hbase, self.stack.urls(), self.name, self.name, log, " ".join(self.tables))
+
+    def count(self, what: str) -> int:
+        """How often it was called with this before."""
+        self._counts[what] += 1
+        return self._counts[what] - 1
+
+    def write(self, rate: int) -> None:
+        self._base = int(self.hbase.shell("written"))
+        self.hbase.shell(f"write {len(self.name)} 4 {rate} {','.join(self.tables)} d")
+
+    def more(self, count: int) -> None:
+        """Returns when so many more changes were written."""
+        so_far = int(self.hbase.shell("written"))
+        self.hbase.shell(f"until {so_far + count}")
+
+    def regions(self, table: int = 0) -> list[tuple[str, str]]:
+        """Name and server of each, in the order of their rows."""
+        found = [one.split("@") for one in self.hbase.shell(f"regions {self.tables[table]}").split()]
+        return [(name, server) for name, server in found]
+
+    def finish(self, at_least: int) -> None:
+        """Ends the writing, waits for the last change, ends the connectors, and judges."""
+        count = int(self.hbase.shell("stop")) - self._base
+        assert count >= at_least
+        wait_shipped(self.hbase, self.stack.cluster().bootstrap, self.topic, self.tables, self.folder)
+        for connector in self.connectors:
+            connector.stop()
+        scans = {table: scanned(self.hbase, table, self.folder) for table in self.tables}
+        found = chunks_of(self.stack.cluster().bootstrap, self.topic)
+        again = judge(found, scans)
+        print(f"{self.name}: {count} changes, {len(found)} in the topic, {again} written again by HBase's client")
+        assert sum(map(len, scans.values())) >= at_least * 0.9
+
+    def close(self) -> None:
+        """Also of the subscription: a peer without connectors keeps logs, and holds memory of the region servers."""
+        for connector in self.connectors:
+            connector.kill()
+        self.hbase.shell("stop")
+        remove = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", "remove", self.name]
+        subprocess.run([*remove, "--zookeeper", self.hbase.zookeeper], check=True, timeout=120, capture_output=True)
+
+
+@pytest.fixture
+def load(hbase: HBaseCluster, stack: Stack, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Load]:
+    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:60]
+    tables, regions = (3, 7) if request.node.get_closest_marker("long") else (2, 4)
+    running = Load(hbase, stack, name, tmp_path, tables, regions)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def move(load: Load) -> None:
+    """Every second region of a table, each to another server."""
+    for name, _ in load.regions()[::2]:
+        load.hbase.shell(f"move {name}")
+
+
+def split(load: Load) -> None:
+    """A region of each table, the second time another one: a daughter cannot be split at once."""
+    place, row = SPLITS[load.count("split")]
+    for table in range(len(load.tables)):
+        load.hbase.shell(f"split {load.regions(table)[place][0]} {row}")
+
+
+def merge(load: Load) -> None:
+    """Two regions of each table that were neither split nor merged."""
+    place = MERGES[load.count("merge")]
+    for table in range(len(load.tables)):
+        first, second = load.regions(table)[place]
+        load.hbase.shell(f"merge {first[0]} {second[0]}")
+
+
+def server_killed(load: Load) -> None:
+    """With half of the regions; the other one takes them, and what was not shipped."""
+    victim = load.hbase.names[0]
+    load.hbase.kill(victim)
+    load.hbase.wait_ready(servers=len(load.hbase.names) - 1)
+    load.hbase.restart(victim)
+    load.hbase.wait_ready()
+
+
+def connector_killed(load: Load) -> None:
+    """One of two: HBase ships the same again to the other one."""
+    load.connectors[0].kill()
+    load.more(2 * RATE)
+    load.connectors[0].start()
+
+
+def connectors_away(load: Load) -> None:
+    for connector in load.connectors:
+        connector.kill()
+    load.more(5 * RATE)
+    for connector in load.connectors:
+        connector.start()
+
+
+def connector_frozen(load: Load) -> None:
+    """Longer than its session and HBase's patience; then it carries out calls that the other one has had since."""
+    load.connectors[0].freeze()
+    time.sleep(15)
+    load.connectors[0].thaw()
+    load.more(RATE)
+
+
+def worker_killed(load: Load) -> None:
+    """Both in turn: each owns lanes, and is restarted by the stack."""
+    for number in range(2):
+        load.stack.kill(f"gateway-{number}")
+        load.more(RATE)
+        load.stack.wait_ready()
+
+
+def broker_killed(load: Load) -> None:
+    load.stack.restart("kafka-1")
+    load.more(RATE)
+    load.stack.wait_ready()
+
+
+def zookeeper_killed(load: Load) -> None:
+    """Away for less than a session: the connectors stay announced."""
+    load.hbase.restart(ZOOKEEPER)
+    load.more(RATE)
+
+
+def master_killed(load: Load) -> None:
+    load.hbase.restart(MASTER)
+    load.more(RATE)
+    load.hbase.wait_ready()
+
+
+FAULTS = (
+    *(move, split, merge, server_killed, connector_killed, connectors_away, connector_frozen, worker_killed),
+    *(broker_killed, zookeeper_killed, master_killed),
+)
+
+
+def test_regions_move_and_split_and_a_connector_is_killed(load: Load) -> None:
+    """The short one, for CI."""
+    load.write(SHORT_RATE)
+    load.more(SHORT_RATE)
+    load.connectors[0].kill()
+    move(load)
+    split(load)
+    load.more(SHORT_RATE)
+    load.connectors[0].start()
+    merge(load)
+    load.more(SHORT_RATE)
+    load.finish(at_least=3 * SHORT_RATE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_under_load(load: Load, fault: Callable[[Load], None]) -> None:
+    load.write(RATE)
+    load.more(2 * RATE)
+    fault(load)
+    load.more(2 * RATE)
+    fault(load)
+    load.more(2 * RATE)
+    load.finish(at_least=6 * RATE)

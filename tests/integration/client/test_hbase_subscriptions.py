@@ -1,0 +1,239 @@
+"""Subscriptions of a real HBase: what is refused and why, filters, every kind of change, pause, resume, remove."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from logferry.client.hbase.cells import TYPES
+from logferry.ops.stack.hbase_cluster import HBaseCluster
+
+from tests.support.gateway import Gateway
+from tests.support.hbase import Change, HBaseConnector, chunks_of, judge, make_topic, scanned, wait_shipped
+
+
+@pytest.fixture(scope="module")
+def hbase(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseCluster]:
+    with HBaseCluster(tmp_path_factory.mktemp("hbase"), servers=1) as running:
+        yield running
+
+
+class Subscription:
+    """A table with the families d and e, a topic and a connector, all of one name."""
+
+    def __init__(self, hbase: HBaseCluster, workers: Gateway, name: str, folder: Path) -> None:
+        self.hbase, self.name, self.folder, self._workers = hbase, name, folder, workers
+        self.topic = make_topic(workers.urls[0], name)
+        self.connectors: list[HBaseConnector] = []
+
+    def create_table(self, scope: int = 1) -> None:
+        self.hbase.shell(f"create {self.name} d,e {scope} 1")
+
+    def connector(self, *more: str, tables: str = "", topic: str = "", log: str = "connector") -> HBaseConnector:
+        names = self.name, topic or self.name, self.folder / f"{log}.log", tables or self.name
+        found = HBaseConnector(self.hbase, self._workers.urls, *names, *more)
+        self.connectors.append(found)
+        return found
+
+    def refused(self, *more: str, tables: str = "", topic: str = "") -> str:
+        """The message of a connector that ends with wrong use."""
+        connector = self.connector(*more, tables=tables, topic=topic, log="refused")
+        connector.child.start()
+        text = connector.end()
+        assert connector.child.exit_status == 2, text
+        return text
+
+    def put(self, row: str, family: str = "d", qualifier: str = "q", value: str = "v") -> None:
+        self.hbase.shell(f"put {self.name} {row} {family} {qualifier} {value}")
+
+    def wait_shipped(self) -> None:
+        wait_shipped(self.hbase, self._workers.kafka.bootstrap, self.topic, [self.name], self.folder)
+
+    def rows(self) -> list[str]:
+        """Of the changes in the topic, in order."""
+        return [one.change.row.decode() for one in chunks_of(self._workers.kafka.bootstrap, self.topic)]
+
+    def rows_with(self, last: str) -> list[str]:
+        """`rows`, once this one is among them."""
+        deadline = time.monotonic() + 60
+        while last not in (rows := self.rows()):
+            assert time.monotonic() < deadline, rows
+            time.sleep(0.2)
+        return rows
+
+    def command(self, *arguments: str, expect: int = 0) -> str:
+        command = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", *arguments]
+        command += ["--zookeeper", self.hbase.zookeeper]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def subscription(
+    hbase: HBaseCluster, workers: Gateway, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Subscription]:
+    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:50].rstrip("_")
+    found = Subscription(hbase, workers, name, tmp_path)
+    yield found
+    for connector in found.connectors:
+        connector.kill()
+    if f'"{name}"' in found.command("list", "--json"):
+        found.command("remove", name)
+
+
+def test_every_kind_of_change_is_in_the_topic_as_hbase_has_it(subscription: Subscription) -> None:
+    subscription.create_table()
+    connector = subscription.connector().start()
+    for number, kind in enumerate(("delete", "delete_column", "delete_family", "delete_family_version")):
+        subscription.put(f"row-{number}", value="\\x00\\xFF")
+        subscription.put(f"\\xFE{number}", family="e")
+        subscription.hbase.shell(f"delete {subscription.name} row-{number} {kind} d q 1795341498000")
+    subscription.wait_shipped()
+    connector.stop()
+    there = scanned(subscription.hbase, subscription.name, subscription.folder)
+    found = chunks_of(subscription._workers.kafka.bootstrap, subscription.topic)
+    assert judge(found, {subscription.name: there}) == 0
+    assert {one.change.type for one in found} == set(TYPES.values())
+    assert Change(b"\xfe3", b"e", b"q", b"v", 0, "put") in {one.change._replace(timestamp=0) for one in found}
+
+
+def test_only_what_the_filters_want_is_written(subscription: Subscription) -> None:
+    subscription.create_table()
+    more = ("--families", "d", "--qualifiers", "q", "--row-prefixes", "a", "b", "--row-pattern", "[0-9]$")
+    connector = subscription.connector(*more).start()
+    for row, family, qualifier in (
+        ("a1", "d", "q"), ("a2", "e", "q"), ("a3", "d", "other"), ("c4", "d", "q"), ("ax", "d", "q"), ("b5", "d", "q"),
+    ):  # fmt: skip
+        subscription.put(row, family, qualifier)
+    subscription.hbase.shell(f"delete {subscription.name} b5 delete_family d q 1795341498000")
+    subscription.put("b9")
+    rows = subscription.rows_with("b9")
+    connector.stop()
+    assert rows == ["a1", "b5", "b5", "b9"]
+
+
+def test_a_write_without_the_log_is_not_shipped(subscription: Subscription) -> None:
+    """As the guide says."""
+    subscription.create_table()
+    connector = subscription.connector().start()
+    subscription.hbase.shell(f"unlogged {subscription.name} silent d q v")
+    subscription.put("loud")
+    rows = subscription.rows_with("loud")
+    connector.stop()
+    assert rows == ["loud"]
+
+
+def test_a_large_edit_is_written_in_parts(subscription: Subscription) -> None:
+    """HBase writes the changes of one call to a region as one edit."""
+    subscription.create_table()
+    connector = subscription.connector().start()
+    subscription.hbase.shell(f"bulk {subscription.name} d 12000")
+    subscription.wait_shipped()
+    connector.stop()
+    found = chunks_of(subscription._workers.kafka.bootstrap, subscription.topic)
+    assert judge(found, {subscription.name: scanned(subscription.hbase, subscription.name, subscription.folder)}) == 0
+    assert len(found) == 12000
+    assert any("/" in one.source_id for one in found), "the edits were small"
+
+
+def test_families_that_are_not_replicated_are_refused_with_the_command(subscription: Subscription) -> None:
+    subscription.create_table(scope=0)
+    subscription.hbase.shell(f"scope {subscription.name} d 1")
+    text = subscription.refused()
+    assert f"alter '{subscription.name}', {{NAME => 'e', REPLICATION_SCOPE => 1}}" in text
+    assert "NAME => 'd'" not in text
+    subscription.connector("--families", "d").start().stop()
+
+
+def test_a_table_that_is_not_there_is_refused(subscription: Subscription) -> None:
+    assert "HBase has no table missing" in subscription.refused(tables="missing")
+
+
+def test_a_peer_that_is_not_serial_is_refused_and_ends_a_connector(subscription: Subscription) -> None:
+    subscription.create_table()
+    connector = subscription.connector().start()
+    subscription.hbase.shell(f"serial {subscription.name} false")
+    assert "344 of 2900" in subscription.refused()
+    assert "but not serial" in subscription.command("list")
+    text = connector.end()
+    assert (connector.child.exit_status, "is not serial" in text) == (2, True)
+    subscription.hbase.shell(f"serial {subscription.name} true")
+    subscription.connector().start().stop()
+
+
+def test_a_peer_of_another_kind_is_left_alone(subscription: Subscription) -> None:
+    subscription.create_table()
+    foreign = f"{subscription.name}_other"
+    subscription.hbase.shell(f"peer {foreign} {subscription.hbase.zookeeper}:/elsewhere")
+    subscription.hbase.shell(f"create {foreign} d 1 1")
+    text = subscription.command(
+        "subscribe", foreign, "--tables", foreign, "--topic", foreign, "--url", "http://127.0.0.1:1", expect=2
+    )
+    assert "that is not ours" in text
+    assert "is no subscription" in subscription.command("remove", foreign, expect=2)
+
+
+def test_another_definition_and_a_topic_in_use_are_refused(subscription: Subscription) -> None:
+    subscription.create_table()
+    connector = subscription.connector().start()
+    assert "row prefixes: (none) is stored, a is given" in subscription.refused("--row-prefixes", "a")
+    second = f"{subscription.name}_2"
+    arguments = ("--tables", subscription.name, "--topic", subscription.name)
+    assert f"{subscription.name} writes the topic" in subscription.command("subscribe", second, *arguments, expect=2)
+    assert second not in subscription.command("list")
+    connector.stop()
+
+
+def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subscription) -> None:
+    subscription.create_table()
+    connector = subscription.connector().start()
+    name = subscription.name
+    (listed,) = [
+        one for one in json.loads(subscription.command("list", "--json"))["subscriptions"] if one["name"] == name
+    ]
+    assert (listed["state"], listed["topic"], listed["tables"], len(listed["connectors"])) == (
+        "active",
+        name,
+        [name],
+        1,
+    )
+    subscription.put("before")
+    subscription.wait_shipped()
+    assert "is paused" in subscription.command("pause", name)
+    subscription.put("while-paused")
+    connector.stop()
+    assert subscription.rows() == ["before"]
+    assert "none: HBase keeps the changes" in subscription.command("list")
+    connector.start()
+    subscription.command("resume", name)
+    subscription.wait_shipped()
+    assert subscription.rows() == ["before", "while-paused"]
+    subscription.command("remove", name)
+    assert name not in subscription.command("list")
+    text = connector.end()
+    assert (connector.child.exit_status, "was removed" in text) == (2, True)
+    assert name not in subscription.command("list"), "the connector has left nothing"
+    assert f"there is no subscription {name}" in subscription.command("pause", name, expect=2)
+
+
+def test_a_topic_that_is_missing_is_an_error_and_nothing_is_lost(subscription: Subscription, workers: Gateway) -> None:
+    subscription.create_table()
+    later = f"{subscription.name}_later"
+    connector = subscription.connector(topic=later).start()
+    subscription.put("early")
+    connector.wait_logged(b"hbase-not-recorded kind=unknown-topic")
+    subscription.topic = make_topic(workers.urls[0], later)
+    subscription.wait_shipped()
+    connector.stop()
+    assert subscription.rows() == ["early"]
+
+
+def test_a_wrong_zookeeper_or_folder_is_named(subscription: Subscription) -> None:
+    text = subscription.command("list", "--hbase-folder", "/nothing", expect=3)
+    assert "has no /nothing/master: HBase does not run, or its folder is another one (--hbase-folder)" in text
