@@ -39,7 +39,7 @@ _DIGEST: Final = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}\Z", re.ASCII)
 _METADATA: Final = ("host", "file", "log_type")
 _MOST_PIECES: Final = 10_000
 # Of the pieces that are kept in memory until they are committed; others are read from Kafka.
-_RECENT_BYTES: Final = 64 << 20
+RECENT_BYTES: Final = 64 << 20
 
 
 def _digest(call: Call) -> bytes:
@@ -79,12 +79,9 @@ def _upload_of(outcome: Outcome) -> UploadState:
 class ArchiveApi:
     appender: Appender
     settings: ArchiveSettings
+    recent: RecentPieces
     # One file at a time is read into memory.
     _reader: asyncio.Lock = field(default_factory=asyncio.Lock)
-    recent: RecentPieces = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "recent", RecentPieces(_RECENT_BYTES, self.settings.commit_within_s))
 
     def add_to(self, routes: Routes) -> None:
         path = "/v1/archive/{transaction}"

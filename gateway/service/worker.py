@@ -33,12 +33,13 @@ from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controll
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import STATES
 from logferry.gateway.lanes.ownership import Ownership
+from logferry.gateway.lanes.staging_topic import RecentPieces
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import CLOCK_AHEAD, LOOP_LAG, REGISTRY
 from logferry.gateway.reading.registry import SessionRegistry
 from logferry.gateway.receiver_settings import Receivers
 from logferry.gateway.receivers.append import Appender
-from logferry.gateway.receivers.archive import ArchiveApi
+from logferry.gateway.receivers.archive import RECENT_BYTES, ArchiveApi
 from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
 from logferry.gateway.receivers.lines import LinesApi
 from logferry.gateway.receivers.opentelemetry import OtlpApi
@@ -156,7 +157,8 @@ def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Ro
     if settings.otlp:
         yield OtlpApi(appender).add_to
     if settings.archive is not None:
-        yield ArchiveApi(appender, settings.archive).add_to
+        recent = RecentPieces(RECENT_BYTES, settings.archive.commit_within_s)
+        yield ArchiveApi(appender, settings.archive, recent).add_to
 
 
 def _looks_at(held: Collection[int], lanes: int, prefixes: frozenset[str], topic: str, partition: int) -> bool:
