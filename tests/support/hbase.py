@@ -24,15 +24,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from logferry.client.hbase.cells import TYPES
 from logferry.gateway.contract.chunk import chunk_of_record
+from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 from logferry.ops.stack.processes import Child
 
 PARTITIONS = 3
 _PATIENCE_S = 120.0
 _STOP_S = 40.0
+
+# The shell of the tests' HBase is a program in Java's source, which a JRE alone cannot start.
+needs_jdk = pytest.mark.skipif(
+    not (find_java().home / "bin" / "javac").exists(),
+    reason="the Java of this machine is no JDK: apt-get install openjdk-17-jdk-headless",
+)
 
 
 class Change(NamedTuple):

@@ -17,7 +17,9 @@ import pytest
 from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster
 from logferry.ops.stack.stack import Stack
 
-from tests.support.hbase import HBaseConnector, chunks_of, judge, make_topic, scanned, wait_shipped
+from tests.support.hbase import HBaseConnector, chunks_of, judge, make_topic, needs_jdk, scanned, wait_shipped
+
+pytestmark = needs_jdk
 
 RATE = 4000
 SHORT_RATE = 1500

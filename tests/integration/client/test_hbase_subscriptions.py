@@ -14,7 +14,9 @@ from logferry.client.hbase.cells import TYPES
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 
 from tests.support.gateway import Gateway
-from tests.support.hbase import Change, HBaseConnector, chunks_of, judge, make_topic, scanned, wait_shipped
+from tests.support.hbase import Change, HBaseConnector, chunks_of, judge, make_topic, needs_jdk, scanned, wait_shipped
+
+pytestmark = needs_jdk
 
 
 @pytest.fixture(scope="module")
