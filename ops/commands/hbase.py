@@ -239,7 +239,8 @@ def _figures_shown(server: dict[str, Any]) -> str:
     for queue in server["queues"]:
         whose = f" of {queue['taken_over_from']}" if queue["taken_over_from"] else ""
         last = queue["wals"][-1]["position"] if queue["wals"] else 0
-        parts.append(f"{len(queue['wals'])} logs{whose} to ship (position {last} in the newest)")
+        count = len(queue["wals"])
+        parts.append(f"{count} log{'s' * (count != 1)}{whose} to ship (position {last} in the newest)")
     if server["shipped_operations"] is not None:
         parts.append(f"{server['shipped_operations']} operations shipped")
     if server["age_ms"] is not None:

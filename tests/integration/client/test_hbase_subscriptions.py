@@ -207,11 +207,19 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     )
     subscription.put("before")
     subscription.wait_shipped()
+    (shown,) = [
+        one for one in json.loads(subscription.command("status", "--json"))["subscriptions"] if one["name"] == name
+    ]
+    assert shown["problems"] == []
+    assert sum(server["shipped_operations"] for server in shown["servers"]) >= 1
+    assert max(shown["pushed_seqnos"].values()) > 0
+    assert "operations shipped" in subscription.command("status")
     assert "is paused" in subscription.command("pause", name)
     subscription.put("while-paused")
     connector.stop()
     assert subscription.rows() == ["before"]
     assert "none: HBase keeps the changes" in subscription.command("list")
+    assert "no connector runs" in subscription.command("status", expect=1)
     connector.start()
     subscription.command("resume", name)
     subscription.wait_shipped()
