@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 from aiokafka import errors
@@ -169,23 +169,36 @@ async def test_that_there_is_nothing_to_read_now_is_reported_before_the_wait() -
 
 
 STATE = DeliveryState("id", b"t" * 16, 1, 0)
+DEFINITION = PushSubscription(topics=["dc1.app"], url="https://example.org/")
+STORED = StoredSubscription(id="id", created_ms=1, definition=DEFINITION)
+
+
+def unit_of(
+    wanted: DeliveryState,
+    committed: DeliveryState,
+    pages: TopicPages,
+    mark: Callable[[DeliveryUnit], None],
+    kafka: Any = None,
+) -> DeliveryUnit:
+    """A unit that nobody has started, without a receiver."""
+    nothing: Any = None
+    return DeliveryUnit(
+        key=UnitKey("name", *TP),
+        subscription=STORED,
+        sender=nothing,
+        services=UnitServices(kafka, pages, BatchRoom(1), nothing, nothing),
+        topic_id=STATE.topic_id,
+        wanted=wanted,
+        committed=committed,
+        mark=mark,
+    )
 
 
 def test_plans_are_due_when_no_other_follows_at_once() -> None:
     """At the end of the data a batch is not kept back until there are more."""
     marked: list[DeliveryUnit] = []
     nothing: Any = None
-    services = UnitServices(nothing, nothing, BatchRoom(1), nothing, nothing)
-    unit = DeliveryUnit(
-        key=UnitKey("name", *TP),
-        subscription=nothing,
-        sender=nothing,
-        services=services,
-        topic_id=STATE.topic_id,
-        wanted=STATE._replace(ends=(10,)),
-        committed=STATE,
-        mark=marked.append,
-    )
+    unit = unit_of(STATE._replace(ends=(10,)), STATE, nothing, marked.append)
     unit._is_planning = True
     assert unit.may_wait
     unit._planning_waits()
@@ -195,18 +208,9 @@ def test_plans_are_due_when_no_other_follows_at_once() -> None:
 
 async def test_plans_are_due_when_the_next_one_is_late() -> None:
     """A filter that lets little pass, or a broker that does not answer, keeps no batch back that could be sent."""
-    due, nothing, pages = asyncio.Event(), cast("Any", None), pages_of(Fetches())
-    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
-    unit = DeliveryUnit(
-        key=UnitKey("name", *TP),
-        subscription=StoredSubscription(id="id", created_ms=1, definition=definition),
-        sender=nothing,
-        services=UnitServices(nothing, pages, BatchRoom(1), nothing, nothing),
-        topic_id=STATE.topic_id,
-        wanted=STATE._replace(ends=(10,), shape=definition.shape),
-        committed=STATE._replace(shape=definition.shape),
-        mark=lambda _: due.set(),
-    )
+    due, pages, shape = asyncio.Event(), pages_of(Fetches()), DEFINITION.shape
+    wanted, committed = STATE._replace(ends=(10,), shape=shape), STATE._replace(shape=shape)
+    unit = unit_of(wanted, committed, pages, lambda _: due.set())
     planning = asyncio.create_task(unit._plan())
     await asyncio.sleep(0)
     assert unit.may_wait
@@ -218,20 +222,10 @@ async def test_plans_are_due_when_the_next_one_is_late() -> None:
 
 async def test_what_was_cut_before_a_replay_moves_no_position() -> None:
     """It ended in the moment of the replay: what lies between would be passed over."""
-    nothing, fetches = cast("Any", None), Fetches()
+    fetches = Fetches()
     pages = pages_of(fetches)
     pages.ends[TP] = 10
-    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
-    unit = DeliveryUnit(
-        key=UnitKey("name", *TP),
-        subscription=StoredSubscription(id="id", created_ms=1, definition=definition),
-        sender=nothing,
-        services=UnitServices(nothing, pages, BatchRoom(1), nothing, nothing),
-        topic_id=STATE.topic_id,
-        wanted=STATE,
-        committed=STATE,
-        mark=lambda _: None,
-    )
+    unit = unit_of(STATE, STATE, pages, lambda _: None)
 
     def replay(_: object) -> None:
         pages.forget([TP[0]])  # what follows is read again, which this test does not wait for
@@ -256,19 +250,9 @@ async def test_a_planned_batch_that_is_read_again_is_of_the_topic_of_its_plan(fo
         async def ids_at_leaders(self, tps: object) -> dict[str, bytes]:
             return {TP[0]: found}
 
-    nothing, topic = cast("Any", None), Topic()
-    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
-    state = STATE._replace(ends=(10,), shape=definition.shape)
-    unit = DeliveryUnit(
-        key=UnitKey("name", *TP),
-        subscription=StoredSubscription(id="id", created_ms=1, definition=definition),
-        sender=nothing,
-        services=UnitServices(cast("Any", topic), pages_of(topic), BatchRoom(1), nothing, nothing),
-        topic_id=STATE.topic_id,
-        wanted=state,
-        committed=state,
-        mark=lambda _: None,
-    )
+    topic = Topic()
+    state = STATE._replace(ends=(10,), shape=DEFINITION.shape)
+    unit = unit_of(state, state, pages_of(topic), lambda _: None, topic)
     reading = asyncio.create_task(unit._rows(state))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -342,15 +326,14 @@ async def test_a_lane_that_is_given_away_commits_what_is_done(lane: Any) -> None
 
 async def test_the_state_of_a_subscription_that_is_made_again_is_not_forgotten(lane: Any) -> None:
     """Its removal waits for the next transaction: in it the new state would be deleted after it is written."""
-    definition = PushSubscription(topics=["dc1.app"], url="https://example.org/")
-    stored, key = StoredSubscription(id="id", created_ms=1, definition=definition), UnitKey("name", *TP)
+    key = UnitKey("name", *TP)
     view = SimpleNamespace(subscriptions={}, is_known=True, sender=lambda _: None, is_gone=lambda _: True)
     view.topics_of = lambda _: [SimpleNamespace(name=TP[0], partitions=[0], id=STATE.topic_id)]
     lane.config, lane.view, lane._states = SimpleNamespace(lanes=1), view, {key: STATE}
     lane.lane_state.state = "serving"
     lane.adopt()
     assert list(lane._forgotten) == [key]
-    view.subscriptions = {"name": stored}
+    view.subscriptions = {"name": STORED}
     lane.units[key] = SimpleNamespace(wanted=STATE, change=lambda *_: None)
     lane.adopt()
     assert not lane._forgotten
