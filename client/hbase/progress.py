@@ -31,7 +31,8 @@ class WalQueue(NamedTuple):
 
 class ServerProgress(NamedTuple):
     """Of one region server. ``age_ms``: how old the last shipped operation was when it was shipped. ``oldest_wal_ms``:
-    the age of the oldest log to ship. ``problem``: why the figures, None then, could not be asked; empty: they were.
+    the age of the oldest log to ship. Each is None where the server has not published it: it publishes again every ten
+    seconds or so, thus not at once for a new subscription. ``problem``: why none could be asked; empty: they were.
     """
 
     server: str
@@ -98,13 +99,13 @@ def _info_port(registry: Registry, server: str) -> int:
 
 
 def _figures(server: str, port: int) -> tuple[dict[str, Any], str]:
-    """The figures, or the reason why there are none."""
+    """The figures, empty where the server has not published any yet, or the reason why they cannot be had."""
     if port <= 0:
         return {}, "the server publishes no figures (hbase.regionserver.info.port is -1)"
     url = f"http://{server.partition(',')[0]}:{port}/{_BEAN}"
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-            (bean,) = json.loads(answer.read(_MOST_BYTES))["beans"]
-            return dict(bean), ""
+            beans = json.loads(answer.read(_MOST_BYTES))["beans"]
+            return (dict(beans[0]) if beans else {}), ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {}, f"{url} does not answer: {error}"
