@@ -1,4 +1,4 @@
-"""From a request of HBase to chunks: one chunk an edit, one line of JSON a cell. Pure.
+"""From an edit of HBase to chunks: one chunk an edit, one line of JSON a cell. Pure.
 
 The source of a chunk is the region, its seqno the sequence id of the edit, which rises within a region and is never
 used twice. So an edit that HBase ships again is a duplicate for the gateway. The partition key is the table: the edits
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -42,6 +42,15 @@ class RegionChunk(NamedTuple):
     table: str
     source_id: str
     chunk: Chunk
+
+
+class EditKey(NamedTuple):
+    """``write_time``: in milliseconds."""
+
+    table: str
+    region: str
+    sequence_id: int
+    write_time: int
 
 
 class CellFilter:
@@ -102,22 +111,8 @@ class ShippedEdits:
             raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
         self._last[region] = seqno
         table = key.table_name.decode("utf-8", "replace")
-        is_wanted = self._wanted.wants_table(table)
-        lines: list[bytes] = []
-        part, size = 1, 0
-        for cell in self._cells.take(count):
-            if cell.family == MARK_FAMILY:
-                if cell.qualifier == BULK_LOAD and is_wanted:
-                    self.bulk_loads[table] = self.bulk_loads.get(table, 0) + 1
-            elif is_wanted and self._wanted.wants(cell):
-                line = line_of(cell, table, region, seqno, key.write_time)
-                if lines and size + len(line) > PART_BYTES:
-                    yield _part(table, region, part, key, lines)
-                    part, size, lines = part + 1, 0, []
-                lines.append(line)
-                size += len(line)
-        if lines:
-            yield _part(table, region, part, key, lines)
+        edit = EditKey(table, region, seqno, key.write_time)
+        yield from chunks_of_edit(edit, self._cells.take(count), self._wanted, self.bulk_loads)
 
     def _check_cluster(self, key: Any) -> None:
         """HBase marks an edit with each cluster that it went through: that of the sender is among them."""
@@ -127,9 +122,31 @@ class ShippedEdits:
             raise WrongCluster(f"an edit is of the cluster {shown}, and this connector serves {self._cluster_id}")
 
 
-def _part(table: str, region: str, part: int, key: Any, lines: list[bytes]) -> RegionChunk:
-    chunk = Chunk(key.log_sequence_number, None, key.write_time, {"table": table}, b"".join(lines))
-    return RegionChunk(table, region if part == 1 else f"{region}/{part}", chunk)
+def chunks_of_edit(
+    edit: EditKey, cells: Iterable[HBaseCell], wanted: CellFilter, bulk_loads: dict[str, int]
+) -> Iterator[RegionChunk]:
+    """All ``cells`` are taken. ``bulk_loads``: those that are met and left out are counted in it, by table."""
+    is_wanted = wanted.wants_table(edit.table)
+    lines: list[bytes] = []
+    part, size = 1, 0
+    for cell in cells:
+        if cell.family == MARK_FAMILY:
+            if cell.qualifier == BULK_LOAD and is_wanted:
+                bulk_loads[edit.table] = bulk_loads.get(edit.table, 0) + 1
+        elif is_wanted and wanted.wants(cell):
+            line = line_of(cell, *edit)
+            if lines and size + len(line) > PART_BYTES:
+                yield _part(edit, part, lines)
+                part, size, lines = part + 1, 0, []
+            lines.append(line)
+            size += len(line)
+    if lines:
+        yield _part(edit, part, lines)
+
+
+def _part(edit: EditKey, part: int, lines: list[bytes]) -> RegionChunk:
+    chunk = Chunk(edit.sequence_id, None, edit.write_time, {"table": edit.table}, b"".join(lines))
+    return RegionChunk(edit.table, edit.region if part == 1 else f"{edit.region}/{part}", chunk)
 
 
 def line_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_time: int) -> bytes:
