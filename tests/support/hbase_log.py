@@ -7,6 +7,9 @@ sequence id of each change.
 
 from __future__ import annotations
 
+import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,8 +18,12 @@ from typing import NamedTuple
 from logferry.client.hbase.cells import MARK_FAMILY, CellBlock
 from logferry.client.hbase.wal.entries import LogEnd, LogEntry, end_of_header, entry_at
 from logferry.client.hbase.wal.file_names import log_file
+from logferry.ops.stack.processes import Child
 
 from tests.support.hbase import Change, Written
+
+_PATIENCE_S = 120.0
+_STOP_S = 40.0
 
 
 class Logged(NamedTuple):
@@ -70,3 +77,35 @@ def compare(found: Sequence[Written], log: set[Logged]) -> None:
     assert not foreign, f"{len(foreign)} changes are in no log: {sorted(foreign)[:3]}"
     twice = [one for one, count in there.items() if count > 1]
     assert not twice, f"{len(twice)} changes were written twice: {twice[:3]}"
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+class HBaseTail:
+    """``logferry hbase tail``: a process that tests kill and restart. ``data``: the folder with WALs and oldWALs."""
+
+    def __init__(self, data: Path, urls: Sequence[str], topic: str, log: Path, tables: Sequence[str], *more: str):
+        tail = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", "tail", topic, "--topic", topic]
+        tail += ["--wals", str(data / "WALs"), "--old-wals", str(data / "oldWALs"), "--tables", *tables, *more]
+        self.child = Child(f"tail of {topic}", [*tail, *(f"--url={url}" for url in urls)], log)
+
+    def start(self) -> HBaseTail:
+        self.child.start()
+        return self
+
+    def kill(self) -> None:
+        self.child.send(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Its exit status."""
+        assert self.child.stop(_STOP_S), f"it did not end\n{self.child.log_tail()}"
+        assert self.child.exit_status is not None
+        return self.child.exit_status
+
+    def wait_logged(self, text: bytes) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while text not in self.child.log.read_bytes():
+            assert self.child.running, f"it ended\n{self.child.log_tail()}"
+            assert time.monotonic() < deadline, f"no {text!r} within {_PATIENCE_S} s\n{self.child.log_tail()}"
+            time.sleep(0.05)
