@@ -10,12 +10,11 @@ begins with the mark that the region was opened, or with the first entry that is
   before the run is indexed then, and so are all entries of its parents.
 * An entry is *due* when its run is settled and everything in earlier runs of its region is *passed*: written, or left
   out. The run of a daughter or of a merged region also waits for its parents' runs, so that the changes of a row
-  stay in order.
+  stay in order. Which regions are its parents is no fact of the logs, but a guess from sequence ids, first rows and
+  times: it holds the parents, and sometimes others.
 
-A log waits at an entry that is not due, and so does everything behind it. Logs never wait for each other in a circle:
-an entry waits for those that HBase wrote earlier. That holds for runs of one region. Which regions are the parents is
-no fact of the logs, but a guess from sequence ids and first rows that is never too small; `RegionOrder.give_way` ends
-a circle that a wrong guess made.
+A log waits at an entry that is not due, and so does everything behind it. Logs never wait for each other in a circle,
+since an entry waits for those that HBase wrote earlier; `RegionOrder.give_way` ends a circle that a wrong guess made.
 """
 
 from __future__ import annotations
@@ -35,13 +34,16 @@ class Place(NamedTuple):
 
 
 BEGIN = Place(0, 0)
+# HBase refuses region servers whose clocks are further off (hbase.master.maxclockskew).
+_MOST_SKEW_MS = 30_000
 _BEHIND_ALL = Place(1 << 63, 0)
 
 
 @dataclass(eq=False)
 class RegionRun:
     """``opened``: the sequence id of the mark; None: no mark was met. ``start``, ``region_id``: the first row of the
-    region, and when it was made, where a mark names them. ``waits``: the runs to be passed before.
+    region, and when it was made, where a mark names them. ``first_time``, ``last_time``: by the server's clock, in
+    milliseconds. ``waits``: the runs to be passed before.
     """
 
     region: str
@@ -52,7 +54,8 @@ class RegionRun:
     first: Place
     last: Place
     met_in: int
-    write_time: int
+    first_time: int
+    last_time: int
     opened: int | None = None
     start: bytes | None = None
     region_id: int | None = None
@@ -103,26 +106,30 @@ class RegionOrder:
                 place,
                 self.round,
                 entry.write_time,
+                entry.write_time,
             )
             self._open[log, entry.region] = run
             self._by_region.setdefault(entry.region, []).append(run)
             self._unsettled.append(run)
         run.last = place
         run.last_id = max(run.last_id, entry.sequence_id)
+        run.last_time = entry.write_time
         run.is_closed = event is not None and event.is_close
         if event is not None:
             if not event.is_close:
                 run.opened = event.sequence_id
             run.start, run.region_id = _named(event.name)
 
-    def _parents(self, run: RegionRun) -> Iterable[RegionRun]:
-        """Of a region that was not met before. Its sequence ids begin after those of its parents: the one with the
-        highest ones ends just before, and lies at the same or a lower row; others are closed, and lie at higher rows.
-        """
+    def _parents(self, run: RegionRun) -> list[RegionRun]:
+        """Of a region that was not met before; none where no mark begins it."""
         if run.opened is None:
             return []
-        others = (one for runs in self._by_region.values() for one in runs if one.table == run.table)
-        return [one for one in others if one.region != run.region and _may_be_parent(one, run, run.opened - 1)]
+        lasts = [max(runs, key=lambda one: one.first_id) for runs in self._by_region.values()]
+        found = [one for one in lasts if _may_be_parent(one, run)]
+        above = [one for one in found if one.last_id == run.opened - 1]
+        if above and all(one.start is not None and run.start is not None and one.start < run.start for one in above):
+            return above  # a second daughter has one parent
+        return found
 
     # ---- the writing ------------------------------------------------------------------------------------------------
 
@@ -135,19 +142,19 @@ class RegionOrder:
         self._passed[log] = place
 
     def give_way(self, blocked: Iterable[tuple[str, str, Place]]) -> RegionRun | None:
-        """``blocked``: the log, region and place of each entry that was not due, when nothing else can be written. One
-        run no longer waits for a run of another region, the latest one; None: there is no such run.
+        """``blocked``: the log, region and place of each entry that was not due, when nothing else can be written. If
+        all of their runs are settled, one no longer waits for a run of another region, the latest one; None: it is no
+        circle.
         """
-        found: list[tuple[int, RegionRun, RegionRun]] = []
-        for log, region, place in blocked:
-            run = self._run_at(log, region, place)
-            if run is not None and run.is_settled:
-                found += [
-                    (one.write_time - run.write_time, run, one)
-                    for one in run.waits
-                    if one.region != run.region and not self._is_passed(one)
-                ]
-        if not found:
+        runs = [self._run_at(*one) for one in blocked]
+        settled = [run for run in runs if run is not None and run.is_settled]
+        found = [
+            (one.last_time - run.first_time, run, one)
+            for run in settled
+            for one in run.waits
+            if one.region != run.region and not self._is_passed(one)
+        ]
+        if not found or len(settled) < len(runs):
             return None
         _, run, one = max(found, key=lambda each: each[0])
         run.waits.remove(one)
@@ -160,8 +167,12 @@ class RegionOrder:
     def _waiting(self, run: RegionRun | None) -> bool:
         if run is None or not run.is_settled:
             return True
-        run.waits = [one for one in run.waits if not self._is_passed(one)]
+        run.waits = [one for one in run.waits if not self._is_passed(one) and self._may_wait(run, one)]
         return bool(run.waits)
+
+    def _may_wait(self, run: RegionRun, one: RegionRun) -> bool:
+        """A region that was opened again is no parent."""
+        return one.region == run.region or one is max(self._by_region[one.region], key=lambda each: each.first_id)
 
     def _is_passed(self, run: RegionRun) -> bool:
         passed = self._passed.get(run.log)
@@ -190,15 +201,19 @@ class RegionOrder:
         return not run.is_closed and self._open.get((run.log, run.region)) is run
 
 
-def _may_be_parent(one: RegionRun, run: RegionRun, before: int) -> bool:
-    """``before``: the sequence id before those of ``run``. What no mark names is taken for possible."""
-    if one.last_id > before:
+def _may_be_parent(one: RegionRun, run: RegionRun) -> bool:
+    """Of two parents, the one with the higher sequence ids ends just before, and both begin at the same row or behind.
+    Of daughters, the parent ends just before, and begins at the same row or before. What no mark names is possible.
+    """
+    before = (run.opened or 0) - 1
+    if one.table != run.table or one.region == run.region or one.last_id > before:
+        return False
+    if one.last_time > run.first_time + _MOST_SKEW_MS:
         return False
     if one.region_id is not None and run.region_id is not None and one.region_id >= run.region_id:
         return False
-    if one.start is None or run.start is None:
-        return one.is_closed or one.last_id == before
-    return (one.last_id == before and one.start <= run.start) or (one.is_closed and one.start >= run.start)
+    is_behind = one.start is None or run.start is None or one.start >= run.start
+    return one.last_id == before or (one.is_closed and is_behind)
 
 
 def _named(name: bytes) -> tuple[bytes | None, int | None]:

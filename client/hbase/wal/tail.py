@@ -159,6 +159,8 @@ class LogTail:
             except ForeignBytes as error:
                 self._log_rarely("hbase-wal-refused", f"an entry of {log.name}: {error}")
                 continue
+            except FileNotFoundError:  # as in the index
+                continue
             except OSError as error:
                 self._log_rarely("hbase-wal-waits", f"{log.name} cannot be read: {error}")
                 continue
