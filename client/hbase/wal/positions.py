@@ -25,8 +25,15 @@ class LogPosition(NamedTuple):
     files: tuple[int, ...]
 
 
-def load_positions(file: Path, definition: PeerDefinition) -> dict[str, LogPosition]:
-    """By log; none where there is no file. Raises Unfit, OSError."""
+class TailPositions(NamedTuple):
+    """``logs``: by name. ``last_ids``: the last sequence id that was met of each region."""
+
+    logs: Mapping[str, LogPosition]
+    last_ids: Mapping[str, int]
+
+
+def load_positions(file: Path, definition: PeerDefinition) -> TailPositions:
+    """Empty where there is no file. Raises Unfit, OSError."""
     try:
         found: dict[str, Any] = json.loads(file.read_bytes())
         if found["format"] != _FORMAT:
@@ -36,21 +43,27 @@ def load_positions(file: Path, definition: PeerDefinition) -> dict[str, LogPosit
             name: LogPosition(Place(int(number), int(at)), tuple(map(int, files)))
             for name, (number, at, files) in found["logs"].items()
         }
+        last_ids = {str(region): int(last) for region, last in found["last_ids"].items()}
     except FileNotFoundError:
-        return {}
+        return TailPositions({}, {})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unfit(f"{file} holds no positions ({error}): delete it, and all logs are read again") from None
     if stored != definition:
         raise Unfit(
             f"{file} is of another definition ({stored.differences(definition)}): use the same options, or another file"
         )
-    return logs
+    return TailPositions(logs, last_ids)
 
 
-def save_positions(file: Path, definition: PeerDefinition, logs: Mapping[str, LogPosition]) -> None:
+def save_positions(file: Path, definition: PeerDefinition, positions: TailPositions) -> None:
     """In one step: a crash leaves the file from before. Raises OSError."""
-    shown = {name: [*one.written, list(one.files)] for name, one in sorted(logs.items())}
-    content = {"format": _FORMAT, "definition": json.loads(definition.packed()), "logs": shown}
+    shown = {name: [*one.written, list(one.files)] for name, one in sorted(positions.logs.items())}
+    content = {
+        "format": _FORMAT,
+        "definition": json.loads(definition.packed()),
+        "logs": shown,
+        "last_ids": positions.last_ids,
+    }
     temporary = file.with_name(f"{file.name}.tmp")
     with temporary.open("w", encoding="utf-8") as stream:
         json.dump(content, stream, ensure_ascii=False)

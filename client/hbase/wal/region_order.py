@@ -19,7 +19,7 @@ since an entry waits for those that HBase wrote earlier; `RegionOrder.give_way` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,11 +64,22 @@ class RegionRun:
     waits: list[RegionRun] = field(default_factory=list)
 
 
-class RegionOrder:
-    """The runs of all logs. ``round``: the number of the present one."""
+class MissingIds(NamedTuple):
+    """A region was opened with the sequence id ``before``, and what was met of it until then ends with ``after``."""
 
-    def __init__(self) -> None:
+    region: str
+    after: int
+    before: int
+
+
+class RegionOrder:
+    """The runs of all logs. ``round``: the number of the present one. ``last_ids``: of each region, of an earlier
+    process.
+    """
+
+    def __init__(self, last_ids: Mapping[str, int] | None = None) -> None:
         self.round = 0
+        self._last_ids = dict(last_ids or {})  # of runs that are forgotten
         self._by_region: dict[str, list[RegionRun]] = {}
         self._open: dict[tuple[str, str], RegionRun] = {}
         self._unsettled: list[RegionRun] = []
@@ -80,17 +91,31 @@ class RegionOrder:
         """Before the files are listed."""
         self.round += 1
 
-    def end_round(self) -> None:
+    def end_round(self) -> list[MissingIds]:
         """All logs that were listed in this round are indexed to their ends: of a round that failed this is not
-        called.
+        called. HBase opens a region with the sequence id behind the last one in a log: what is missing between was in
+        a file that was never met.
         """
+        missing = []
         settled = [run for run in self._unsettled if run.met_in < self.round]
         self._unsettled = [run for run in self._unsettled if run.met_in >= self.round]
         for run in settled:
             earlier = [one for one in self._by_region[run.region] if one.first_id < run.first_id]
             run.waits = [one for one in earlier or self._parents(run) if not self._is_passed(one)]
             run.is_settled = True
+            known = max([self._last_ids.get(run.region, 0), *(one.last_id for one in earlier)])
+            if run.opened is not None and 0 < known < run.opened - 1:
+                missing.append(MissingIds(run.region, known, run.opened))
         self._forget()
+        return missing
+
+    def last_ids(self) -> dict[str, int]:
+        """Of each region that was met."""
+        found = {region: max(one.last_id for one in runs) for region, runs in self._by_region.items()}
+        return {
+            **self._last_ids,
+            **{region: max(last, self._last_ids.get(region, 0)) for region, last in found.items()},
+        }
 
     def note(self, log: str, place: Place, entry: LogEntry, event: RegionEvent | None) -> None:
         """An entry of a table that is wanted."""
@@ -191,6 +216,8 @@ class RegionOrder:
         """Runs that are passed and will not grow."""
         for region, runs in list(self._by_region.items()):
             kept = [one for one in runs if self._is_growing(one) or not one.is_settled or not self._is_passed(one)]
+            gone = [one.last_id for one in runs if one not in kept]
+            self._last_ids[region] = max([self._last_ids.get(region, 0), *gone])
             if kept:
                 self._by_region[region] = kept
             else:

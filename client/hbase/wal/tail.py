@@ -6,7 +6,8 @@ is that of a replication peer: the gateway records an edit once, whoever writes 
 * Nothing that is not recorded counts as written; without a file of positions, a restart reads all logs again.
 * A log that cannot be read now waits, and the others continue. But a region that is opened at another server waits
   until all logs can be read to their ends, and so does the log behind it.
-* A file that is gone before it was written to its end is a gap: it is logged, counted, and left out.
+* A file that is gone before it was written to its end is a gap: it is logged, counted, and left out. One that came and
+  went unseen shows in the sequence id with which a region is opened next.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from logferry.client.hbase.messages import ForeignBytes
 from logferry.client.hbase.wal.entries import LogEntry, region_event
 from logferry.client.hbase.wal.file_names import LogFile
 from logferry.client.hbase.wal.folders import LocalFolders, LogFolders
-from logferry.client.hbase.wal.positions import LogPosition, load_positions, save_positions
+from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
 from logferry.client.hbase.wal.recorded import RecordedIds
 from logferry.client.hbase.wal.region_order import Place, RegionOrder
 from logferry.client.hbase.wal.server_log import ServerLog
@@ -61,7 +62,7 @@ class _Part(NamedTuple):
 
 
 class LogTail:
-    """``gaps``: files that were lost. ``chunks``: recorded so far, with duplicates."""
+    """``gaps``: files that were lost, or were never met. ``chunks``: recorded so far, with duplicates."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class LogTail:
         self._definition, self._options = definition, options
         self._folders, self._delivery, self._recorded = folders, delivery, recorded
         self._wanted = CellFilter(definition)
-        self._order = RegionOrder()
-        known = load_positions(options.positions, definition) if options.positions else {}
-        self._logs = {name: ServerLog(name, folders, *one) for name, one in known.items()}
+        known = load_positions(options.positions, definition) if options.positions else TailPositions({}, {})
+        self._order = RegionOrder(known.last_ids)
+        self._logs = {name: ServerLog(name, folders, *one) for name, one in known.logs.items()}
         for name, log in self._logs.items():
             self._order.passed(name, log.written)
         self._save_at = 0.0
@@ -125,7 +126,9 @@ class LogTail:
                 self._log_rarely("hbase-wal-waits", f"{log.name} cannot be read: {error}")
                 is_whole = False
         if is_whole:
-            self._order.end_round()
+            for missing in self._order.end_round():
+                self.gaps += 1
+                log_event("hbase-wal-gap", **missing._asdict())
         return is_whole
 
     def _take(self, found: list[LogFile]) -> None:
@@ -226,7 +229,7 @@ class LogTail:
         if self._options.positions is None or (time.monotonic() < self._save_at and not at_once):
             return
         logs = {log.name: LogPosition(log.written, tuple(log.unwritten_files)) for log in self._logs.values()}
-        save_positions(self._options.positions, self._definition, logs)
+        save_positions(self._options.positions, self._definition, TailPositions(logs, self._order.last_ids()))
         self._save_at = time.monotonic() + _SAVE_EVERY_S
 
     def _log_rarely(self, event: str, reason: str) -> None:
@@ -244,7 +247,7 @@ def tail_logs(
     options: TailOptions,
     stop: threading.Event,
 ) -> int:
-    """How many files were lost, when ``stop`` is set. ``folders``: ``WALs`` and ``oldWALs``. Raises Unfit, OSError."""
+    """How many gaps there are, when ``stop`` is set. ``folders``: ``WALs`` and ``oldWALs``. Raises Unfit, OSError."""
     for folder in folders:
         if not folder.is_dir():
             raise Unfit(f"{folder} is no folder: name WALs and oldWALs of HBase (hbase.rootdir, hbase.wal.dir)")
@@ -255,5 +258,5 @@ def tail_logs(
         tail.run(stop)
     finally:
         recorded.close()
-        log_event("stopped", name=name, status=int(tail.gaps > 0), chunks=tail.chunks, lost_files=tail.gaps)
+        log_event("stopped", name=name, status=int(tail.gaps > 0), chunks=tail.chunks, gaps=tail.gaps)
     return tail.gaps

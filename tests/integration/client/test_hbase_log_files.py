@@ -167,3 +167,16 @@ def test_positions_of_another_definition_are_refused(files: LogFolder) -> None:
     assert other.child.wait_for_end(60)
     assert other.child.exit_status == 2
     assert "another definition" in other.child.log_tail()
+
+
+def test_a_log_that_came_and_went_unseen_is_a_gap_once_its_region_is_opened_elsewhere(files: LogFolder) -> None:
+    positions = str(files.live.parent / "positions")
+    write_log(files.server(FIRST), FIRST, NUMBER, mark(REGION, 2), entry(REGION, 3, [put("a")]))
+    tail = files.tail("--positions", positions)
+    files.rows_with("a")
+    assert tail.stop() == 0
+    write_log(files.server(SECOND), SECOND, NUMBER, mark(REGION, 9, opened=8), entry(REGION, 10, [put("b")]))
+    again = files.tail("--positions", positions)
+    again.wait_logged(f" hbase-wal-gap region={REGION} after=3 before=8".encode())
+    assert files.rows_with("b") == ["a", "b"]
+    assert again.stop() == 1

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logferry.client.hbase.wal.entries import LogEntry, RegionEvent
-from logferry.client.hbase.wal.region_order import BEGIN, Place, RegionOrder
+from logferry.client.hbase.wal.region_order import BEGIN, MissingIds, Place, RegionOrder
 
 LoggedEntry = tuple[LogEntry, RegionEvent | None]
 SEEDS = st.integers(0, 1 << 32)
@@ -90,8 +90,9 @@ class TinyHBase:
         self._log(self.chance.choice(self._regions))
 
     def _flush(self) -> None:
-        self.chance.choice(self._regions).last += self.chance.randrange(3)  # ids that are in no log
-        self._write()
+        region = self.chance.choice(self._regions)
+        region.last += self.chance.randrange(3)  # ids that are in no log
+        self._log(region)
 
     def _move(self) -> None:
         region = self.chance.choice(self._regions)
@@ -165,7 +166,7 @@ class TinyTail:
                 self.order.note(log, Place(1, at), *self.hbase.logs[log][at])
             self._indexed[log] = end
         if self._chance.random() < 0.9:  # or a file could not be read
-            self.order.end_round()
+            assert self.order.end_round() == [], "nothing is missing"
         blocked = []
         progress = False
         self._chance.shuffle(listed)
@@ -252,6 +253,19 @@ def test_an_entry_waits_for_a_round_that_began_after_it_was_met() -> None:
     assert not order.is_due("b", "r", place)
     order.passed("a", Place(1, 1))
     assert order.is_due("b", "r", place)
+
+
+def test_ids_that_are_in_no_log_are_missed_when_the_region_is_opened_again() -> None:
+    order = RegionOrder({"r": 5})
+    entry = LogEntry("r", "orders", 9, 0, 1, memoryview(b""), 0)
+    order.begin_round()
+    order.note("b", Place(1, 0), entry, RegionEvent(False, 8, b""))
+    assert order.end_round() == []
+    order.begin_round()
+    assert order.end_round() == [MissingIds("r", 5, 8)]
+    assert order.last_ids() == {"r": 9}
+    order.begin_round()
+    assert order.end_round() == []
 
 
 def test_a_region_that_cannot_be_a_parent_is_not_waited_for_in_a_circle() -> None:
