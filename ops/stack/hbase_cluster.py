@@ -60,11 +60,12 @@ class ShellError(Exception):
 
 class HBaseCluster:
     """Use it in one thread. ``settings`` are added to hbase-site.xml and override ours. The processes are named
-    ``zookeeper``, ``master``, ``region-server-1`` and so on.
+    ``zookeeper``, ``master``, ``region-server-1`` and so on. ``data``: HBase's folder, with its write-ahead logs.
     """
 
     def __init__(self, folder: Path, servers: int = 2, settings: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self.data = folder / "data"
         ports = iter(free_ports(3 + 2 * servers))
         self._zookeeper_port = next(ports)
         self.zookeeper = f"127.0.0.1:{self._zookeeper_port}"
@@ -138,7 +139,7 @@ class HBaseCluster:
     def _common(self) -> dict[str, str]:
         return {
             "hbase.cluster.distributed": "true",
-            "hbase.rootdir": f"file://{self._folder}/data",
+            "hbase.rootdir": f"file://{self.data}",
             "hbase.tmp.dir": f"{self._folder}/tmp",
             "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
             "hbase.unsafe.stream.capability.enforce": "false",
@@ -152,7 +153,8 @@ class HBaseCluster:
             **{f"hbase.{kind}.info.bindAddress": "127.0.0.1" for kind in ("master", "regionserver")},
             "hbase.regionserver.handler.count": "8",
             "hbase.netty.worker.count": "2",
-            # Nothing is compacted away before it is compared.
+            # Nothing is compacted or cleaned away before it is compared.
+            "hbase.master.logcleaner.ttl": "86400000",
             "hbase.hregion.majorcompaction": "0",
             "hbase.hstore.time.to.purge.deletes": str(10**15),
             # HBase retries after 10 s by default, and gives a call up after 60 s.

@@ -1,7 +1,8 @@
 """Changes under load while regions move and processes die: each is in the topic once, in order for each row.
 
-`tests/support/hbase.py` says what that means, and compares with HBase's own scan. Each fault hits while changes are
-written, and the next one comes when changes were written since.
+`tests/support/hbase.py` says what that means, and compares with HBase's own scan; `tests/support/hbase_log.py` compares
+with the write-ahead log, by regions and sequence ids. Each fault hits while changes are written, and the next one comes
+when changes were written since.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster
 from logferry.ops.stack.stack import Stack
 
 from tests.support.hbase import HBaseConnector, chunks_of, judge, make_topic, needs_jdk, scanned, wait_shipped
+from tests.support.hbase_log import compare, logged
 
 pytestmark = needs_jdk
 
@@ -85,6 +87,7 @@ class Load:
         scans = {table: scanned(self.hbase, table, self.folder) for table in self.tables}
         found = chunks_of(self.stack.cluster().bootstrap, self.topic)
         again = judge(found, scans)
+        compare(found, logged(self.hbase.data, self.tables))
         print(f"{self.name}: {count} changes, {len(found)} in the topic, {again} written again by HBase's client")
         assert sum(map(len, scans.values())) >= at_least * 0.9
 

@@ -18,20 +18,19 @@ from tests.support.hbase_log import HBaseTail, compare, logged
 pytestmark = [needs_jdk, pytest.mark.timeout(400)]
 
 RATE = 2000
-KEEP = {"hbase.master.logcleaner.ttl": "86400000"}
 
 
 class LoggedLoad:
     """Tables of an HBase of their own, and what is written to them."""
 
     def __init__(self, hbase: HBaseCluster, folder: Path, workers: Gateway) -> None:
-        self.hbase, self.data, self.folder, self.workers = hbase, folder / "hbase" / "data", folder, workers
+        self.hbase, self.folder, self.workers = hbase, folder, workers
         self.tables = ["first", "second"]
         for table in self.tables:
             hbase.shell(f"create {table} d 0 4")
 
     def tail(self, topic: str, *more: str) -> HBaseTail:
-        return HBaseTail(self.data, self.workers.urls, topic, self.folder / f"{topic}.log", self.tables, *more)
+        return HBaseTail(self.hbase.data, self.workers.urls, topic, self.folder / f"{topic}.log", self.tables, *more)
 
     def regions(self, table: str) -> list[str]:
         return [one.partition("@")[0] for one in self.hbase.shell(f"regions {table}").split()]
@@ -51,14 +50,14 @@ class LoggedLoad:
         """How many changes the topic has."""
         found = chunks_of(self.workers.kafka.bootstrap, f"dc1.{topic}")
         judge(found, {table: scanned(self.hbase, table, self.folder) for table in self.tables})
-        compare(found, logged(self.data, self.tables))
+        compare(found, logged(self.hbase.data, self.tables))
         return len(found)
 
 
 @pytest.fixture(scope="module")
 def load(workers: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoggedLoad]:
     folder = tmp_path_factory.mktemp("tail")
-    with HBaseCluster(folder / "hbase", settings=KEEP) as hbase:
+    with HBaseCluster(folder / "hbase") as hbase:
         yield LoggedLoad(hbase, folder, workers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.hbase import Change, Written, judge
+from tests.support.hbase_log import Logged, compare
 
 REGION, DAUGHTER = "a" * 32, "b" * 32
 
@@ -49,3 +50,25 @@ def test_another_part_of_the_same_edit_is_another_chunk() -> None:
 def test_damage_is_found(found: list[Written], text: str) -> None:
     with pytest.raises(AssertionError, match=text):
         judge(found, SCANS)
+
+
+LOG = {Logged(one.table, one.source_id, one.sequence_id, one.change) for one in WHOLE}
+
+
+def test_a_topic_that_has_the_log_is_whole() -> None:
+    compare(WHOLE, LOG)
+    compare([*WHOLE, written("9", 9, 5, f"{REGION}/2")], LOG | {Logged("orders", REGION, 5, change("9", 9))})
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (WHOLE[:-1], "1 of 4 changes of the log are lost"),
+        ([*WHOLE[:-1], WHOLE[-1]._replace(sequence_id=13)], "1 of 4 changes of the log are lost"),
+        ([*WHOLE, written("2", 2, 11, DAUGHTER)], "1 changes are in no log"),
+        ([*WHOLE, WHOLE[-1]], "1 changes were written twice"),
+    ],
+)
+def test_a_topic_that_differs_from_the_log_is_found(found: list[Written], text: str) -> None:
+    with pytest.raises(AssertionError, match=text):
+        compare(found, LOG)
