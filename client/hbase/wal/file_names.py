@@ -14,7 +14,7 @@ from typing import NamedTuple
 _NAME = re.compile(r"(?P<log>[^/]+%2C\d+%2C\d+(?:\.[^/]+?)?)\.(?P<number>\d{10,})\Z")
 
 
-class LogFile(NamedTuple):
+class WalFile(NamedTuple):
     """``log``: of which it is a part. ``is_closed``: it lies in ``oldWALs``, and nobody writes to it."""
 
     log: str
@@ -23,9 +23,9 @@ class LogFile(NamedTuple):
     is_closed: bool
 
 
-def log_file(name: str, path: str, is_closed: bool) -> LogFile | None:
+def log_file(name: str, path: str, is_closed: bool) -> WalFile | None:
     """None: a file that holds no table's changes, as the logs of hbase:meta (``….meta``) and of the master's own
     region (``…$masterlocalwal$``).
     """
     match = _NAME.match(name)
-    return LogFile(match["log"], int(match["number"]), path, is_closed) if match else None
+    return WalFile(match["log"], int(match["number"]), path, is_closed) if match else None

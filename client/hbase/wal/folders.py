@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from logferry.client.hbase.wal.file_names import LogFile, log_file
+from logferry.client.hbase.wal.file_names import WalFile, log_file
 
 _LIST_ATTEMPTS = 5
 
@@ -19,7 +19,7 @@ _LIST_ATTEMPTS = 5
 class LogFolders(Protocol):
     """Raises OSError; FileNotFoundError where a file is no longer at its path."""
 
-    def files(self) -> list[LogFile]:
+    def files(self) -> list[WalFile]:
         """All that were there at one time during the call, each once."""
 
     def read(self, path: str, at: int, size: int) -> bytes:
@@ -32,7 +32,7 @@ class LocalFolders:
     def __init__(self, wals: Path, old_wals: Path) -> None:
         self._wals, self._old_wals = wals, old_wals
 
-    def files(self) -> list[LogFile]:
+    def files(self) -> list[WalFile]:
         for attempt in range(_LIST_ATTEMPTS):
             try:
                 found = list(self._live())
@@ -51,14 +51,14 @@ class LocalFolders:
                 data += piece
             return bytes(data)
 
-    def _live(self) -> Iterator[LogFile]:
+    def _live(self) -> Iterator[WalFile]:
         with os.scandir(self._wals) as servers:
             paths = [one.path for one in servers if one.is_dir()]
         for path in paths:
             yield from self._in(Path(path), False)
 
     @staticmethod
-    def _in(folder: Path, is_closed: bool) -> Iterator[LogFile]:
+    def _in(folder: Path, is_closed: bool) -> Iterator[WalFile]:
         with os.scandir(folder) as files:
             for one in files:
                 # The size is not asked for: a file may be gone already, and one that grows is read to its end.

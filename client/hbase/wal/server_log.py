@@ -16,7 +16,7 @@ from logferry.client.events import log_event
 from logferry.client.hbase.messages import ForeignBytes
 from logferry.client.hbase.wal import entries
 from logferry.client.hbase.wal.entries import LogEnd, LogEntry
-from logferry.client.hbase.wal.file_names import LogFile
+from logferry.client.hbase.wal.file_names import WalFile
 from logferry.client.hbase.wal.folders import LogFolders
 from logferry.client.hbase.wal.region_order import BEGIN, Place
 
@@ -27,7 +27,7 @@ _PATIENCE_S = 10.0
 
 
 class ServerLog:
-    """``indexed``, ``written``: where each goes on; a file that is ended and done is left for the number above its own.
+    """``indexed``, ``written``: where each continues; behind an ended file, that is the number above its own.
     ``refusal``: why its file cannot be read now.
     """
 
@@ -35,10 +35,10 @@ class ServerLog:
         """``begin``, ``files``: of an earlier process, which had not written all of these files."""
         self.name, self._folders = name, folders
         self.indexed = self.written = begin
-        self._files = {number: LogFile(name, number, "", False) for number in files}
+        self._files = {number: WalFile(name, number, "", False) for number in files}
         self._missing: set[int] = set()
         self._ends: dict[int, int] = {}
-        self._reading: LogFile | None = None
+        self._reading: WalFile | None = None
         self.refusal = ""
         self._refused_s = 0.0
         self._is_reported = False
@@ -52,7 +52,7 @@ class ServerLog:
     def unwritten_files(self) -> list[int]:
         return sorted(number for number in self._files if number >= self.written.number)
 
-    def listed(self, files: dict[int, LogFile]) -> list[LogFile]:
+    def listed(self, files: dict[int, WalFile]) -> list[WalFile]:
         """Takes what is there now; the files that are lost: gone for two lists, and not written to their ends."""
         gone = self._files.keys() - files.keys()
         done = {number for number in gone if number < self.written.number}
@@ -83,7 +83,7 @@ class ServerLog:
             self._refuse(str(error))
             raise
 
-    def _index_file(self, file: LogFile) -> Iterator[tuple[Place, LogEntry]]:
+    def _index_file(self, file: WalFile) -> Iterator[tuple[Place, LogEntry]]:
         at = self.indexed.at if self.indexed.number == file.number else 0
         is_final = file.is_closed or self._has_entry(file.number + 1)
         self._reading = file
@@ -143,7 +143,7 @@ class ServerLog:
         is_end = self._ends.get(place.number) == place.at
         self.written = Place(place.number + 1, 0) if is_end else place
 
-    def _file_at(self, place: Place) -> LogFile | None:
+    def _file_at(self, place: Place) -> WalFile | None:
         """The file of the place, or the next one."""
         number = min((one for one in self._files if one >= place.number), default=None)
         return None if number is None else self._files[number]

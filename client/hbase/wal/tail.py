@@ -25,7 +25,7 @@ from logferry.client.hbase.definition import PeerDefinition, Unfit
 from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
 from logferry.client.hbase.messages import ForeignBytes
 from logferry.client.hbase.wal.entries import LogEntry, region_event
-from logferry.client.hbase.wal.file_names import LogFile
+from logferry.client.hbase.wal.file_names import WalFile
 from logferry.client.hbase.wal.folders import LocalFolders, LogFolders
 from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
 from logferry.client.hbase.wal.recorded import RecordedIds
@@ -78,7 +78,10 @@ class LogTail:
         self._wanted = CellFilter(definition)
         known = load_positions(options.positions, definition) if options.positions else TailPositions({}, {})
         self._order = RegionOrder(known.last_ids)
-        self._logs = {name: ServerLog(name, folders, *one) for name, one in known.logs.items()}
+        self._logs = {
+            name: ServerLog(name, folders, begin, [one for one in files if f"{name}.{one}" not in options.left_out])
+            for name, (begin, files) in known.logs.items()
+        }
         for name, log in self._logs.items():
             self._order.passed(name, log.written)
         self._save_at = 0.0
@@ -90,7 +93,7 @@ class LogTail:
         """Until ``stop`` is set. Raises OSError where the positions cannot be saved."""
         is_first = True
         while not stop.is_set():
-            is_whole = self._index()
+            is_whole = self._index(stop)
             is_busy = self._write(stop)
             self._save()
             if is_first and is_whole:
@@ -102,19 +105,21 @@ class LogTail:
 
     # ---- the index --------------------------------------------------------------------------------------------------
 
-    def _index(self) -> bool:
+    def _index(self, stop: threading.Event) -> bool:
         """Whether all logs were read to their ends."""
         self._order.begin_round()
         try:
             found = self._folders.files()
         except OSError as error:
-            self._log_rarely("hbase-wal-waits", f"the files cannot be listed: {error}")
+            self._log_wait(f"the files cannot be listed: {error}")
             return False
         self._take(found)
         is_whole = True
         for log in self._logs.values():
             try:
                 for place, entry in log.index():
+                    if stop.is_set():
+                        return False
                     if self._wanted.wants_table(entry.table):
                         self._order.note(log.name, place, entry, region_event(entry))
                         self._idle_rounds = 0
@@ -123,7 +128,7 @@ class LogTail:
             except ForeignBytes:  # the log reports it
                 is_whole = False
             except OSError as error:
-                self._log_rarely("hbase-wal-waits", f"{log.name} cannot be read: {error}")
+                self._log_wait(f"{log.name} cannot be read: {error}")
                 is_whole = False
         if is_whole:
             for missing in self._order.end_round():
@@ -131,8 +136,8 @@ class LogTail:
                 log_event("hbase-wal-gap", **missing._asdict())
         return is_whole
 
-    def _take(self, found: list[LogFile]) -> None:
-        by_log: dict[str, dict[int, LogFile]] = {}
+    def _take(self, found: list[WalFile]) -> None:
+        by_log: dict[str, dict[int, WalFile]] = {}
         for file in found:
             if Path(file.path).name not in self._options.left_out:
                 by_log.setdefault(file.log, {})[file.number] = file
@@ -160,15 +165,16 @@ class LogTail:
                 part = self._part(log)
                 self._deliver(part)
             except ForeignBytes as error:
-                self._log_rarely("hbase-wal-refused", f"an entry of {log.name}: {error}")
+                if self._may_log("hbase-wal-refused"):
+                    log_event("hbase-wal-refused", log=log.name, reason=error)
                 continue
             except FileNotFoundError:  # as in the index
                 continue
             except OSError as error:
-                self._log_rarely("hbase-wal-waits", f"{log.name} cannot be read: {error}")
+                self._log_wait(f"{log.name} cannot be read: {error}")
                 continue
             except NotDelivered as error:
-                if error.kind:
+                if error.kind and self._may_log("hbase-not-recorded"):
                     log_event("hbase-not-recorded", kind=error.kind, reason=error)
                 continue
             is_busy = is_busy or part.end != log.written
@@ -232,10 +238,16 @@ class LogTail:
         save_positions(self._options.positions, self._definition, TailPositions(logs, self._order.last_ids()))
         self._save_at = time.monotonic() + _SAVE_EVERY_S
 
-    def _log_rarely(self, event: str, reason: str) -> None:
-        if time.monotonic() >= self._silent_until.get(event, 0.0):
+    def _log_wait(self, reason: str) -> None:
+        if self._may_log("hbase-wal-waits"):
+            log_event("hbase-wal-waits", reason=reason)
+
+    def _may_log(self, event: str) -> bool:
+        """What comes in each round is logged once in `_LOG_EVERY_S`."""
+        may = time.monotonic() >= self._silent_until.get(event, 0.0)
+        if may:
             self._silent_until[event] = time.monotonic() + _LOG_EVERY_S
-            log_event(event, reason=reason)
+        return may
 
 
 def tail_logs(
