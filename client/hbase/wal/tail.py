@@ -93,8 +93,7 @@ class LogTail:
         """Until ``stop`` is set. Raises OSError where the positions cannot be saved."""
         is_first = True
         while not stop.is_set():
-            is_whole = self._index(stop)
-            is_busy = self._write(stop)
+            is_whole, is_busy = self.round(stop)
             self._save()
             if is_first and is_whole:
                 log_event("hbase-tailing", topic=self._definition.topic, logs=len(self._logs))
@@ -102,6 +101,10 @@ class LogTail:
             if not is_busy:
                 stop.wait(self._options.poll_s)
         self._save(at_once=True)
+
+    def round(self, stop: threading.Event) -> tuple[bool, bool]:
+        """Whether all logs were read to their ends, and whether anything was written."""
+        return self._index(stop), self._write(stop)
 
     # ---- the index --------------------------------------------------------------------------------------------------
 

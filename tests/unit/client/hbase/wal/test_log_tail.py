@@ -1,0 +1,162 @@
+"""Rounds of the tail over files made by hand, one at a time: growth at each byte, several files, replays, losses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from logferry.client.hbase.delivery import GatewayDelivery
+from logferry.client.hbase.wal.folders import LocalFolders
+from logferry.client.hbase.wal.recorded import RecordedIds
+from logferry.client.hbase.wal.tail import LogTail, TailOptions
+from logferry.client.transport.cluster import GatewayCluster
+from logferry.client.transport.connections import Dialer
+
+from tests.support.fake_gateway import FakeGateway, Served
+from tests.support.hbase_calls import ORDERS, OTHER_REGION, REGION, put
+from tests.support.hbase_log_files import TRAILER, entry, header, mark, write_log
+
+FIRST, SECOND = "one.example%2C16020%2C1700000000000", "two.example%2C16020%2C1700000000001"
+NUMBER = 1_700_000_000_100
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    found = FakeGateway(("orders",))
+    found.prev_always = False
+    return found
+
+
+@pytest.fixture
+def served(gateway: FakeGateway) -> Iterator[Served]:
+    with Served(gateway) as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("WALs", "oldWALs"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+class Rounds:
+    """A tail that is driven by hand."""
+
+    def __init__(self, served: Served, gateway: FakeGateway, folder: Path, positions: bool = False) -> None:
+        cluster, self._stop, self._gateway = GatewayCluster([served.url], None), threading.Event(), gateway
+        delivery = GatewayDelivery(cluster, "orders", Dialer(), self._stop)
+        recorded = RecordedIds(cluster, "orders", Dialer())
+        options = TailOptions(positions=folder / "positions" if positions else None)
+        self.tail = LogTail(ORDERS, LocalFolders(folder / "WALs", folder / "oldWALs"), delivery, recorded, options)
+
+    def __call__(self, count: int = 1) -> bool:
+        """Whether the last one read all logs to their ends."""
+        return [self.tail.round(self._stop)[0] for _ in range(count)][-1]
+
+    def ids(self, region: str = REGION) -> list[int]:
+        """Of the edits that are recorded."""
+        return [one.seqno for name, found in self._gateway.sources.items() if region in name for one in found.chunks]
+
+    def end(self) -> None:
+        """As a process that is stopped."""
+        self._stop.set()
+        self.tail.run(self._stop)
+
+
+def live(folder: Path, log: str) -> Path:
+    return folder / "WALs" / log.replace("%2C", ",")
+
+
+def test_a_file_that_grows_by_each_byte_is_written_entry_by_entry(
+    served: Served, gateway: FakeGateway, folder: Path
+) -> None:
+    entries = [mark(REGION, 2), entry(REGION, 3, [put("a")]), entry(REGION, 5, [put("b"), put("c")]), TRAILER]
+    whole = header() + b"".join(entries)
+    path = write_log(live(folder, FIRST), FIRST, NUMBER)
+    path.write_bytes(b"")
+    rounds = Rounds(served, gateway, folder)
+    ends = [len(header()) + sum(map(len, entries[:count])) for count in (2, 3)]
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        rounds(2)
+        assert rounds.ids() == [3, 5][: sum(end <= size for end in ends)], size
+
+
+def test_a_log_continues_in_the_next_file_when_nothing_more_can_come(
+    served: Served, gateway: FakeGateway, folder: Path
+) -> None:
+    """Its writer broke: no trailer, and the new file begins with what was not acknowledged."""
+    server = live(folder, FIRST)
+    first = write_log(server, FIRST, NUMBER, entry(REGION, 3, [put("a")]), entry(REGION, 4, [put("b")])[:-3])
+    rounds = Rounds(served, gateway, folder)
+    rounds(3)
+    write_log(server, FIRST, NUMBER + 1)  # the header comes before the last entries of the file before
+    rounds(3)
+    with first.open("ab") as file:
+        file.write(entry(REGION, 4, [put("b")])[-3:] + entry(REGION, 5, [put("c")])[:-1])
+    rounds(3)
+    assert rounds.ids() == [3, 4]
+    write_log(server, FIRST, NUMBER + 1, entry(REGION, 4, [put("b")]), entry(REGION, 5, [put("c")]))
+    rounds(3)
+    assert rounds.ids() == [3, 4, 5]
+    assert rounds.tail.gaps == 0
+
+
+def test_what_is_damaged_in_a_whole_file_is_not_taken_for_its_end(
+    served: Served, gateway: FakeGateway, folder: Path
+) -> None:
+    path = write_log(folder / "oldWALs", FIRST, NUMBER, entry(REGION, 3, [put("a")]), b"\x7f", TRAILER)
+    rounds = Rounds(served, gateway, folder)
+    assert not rounds(3)
+    assert rounds.ids() == []
+    whole = header() + entry(REGION, 3, [put("a")]) + entry(REGION, 4, [put("b")]) + TRAILER
+    path.write_bytes(whole)
+    rounds(3)
+    assert rounds.ids() == [3, 4]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_may_be_cut_and_repeated_anywhere(served: Served, gateway: FakeGateway, folder: Path, seed: int) -> None:
+    """Two regions change places, files are rolled and moved, and the tail starts again and again."""
+    chance = Random(seed)
+    logs = {
+        FIRST: [mark(REGION, 2), *(entry(REGION, n, [put(f"{n}")]) for n in range(3, 9)), mark(REGION, 9, True),
+                mark(OTHER_REGION, 21, opened=20), *(entry(OTHER_REGION, n, [put(f"{n}")]) for n in range(22, 30))],
+        SECOND: [mark(OTHER_REGION, 2), *(entry(OTHER_REGION, n, [put(f"{n}")]) for n in range(3, 19)),
+                 mark(OTHER_REGION, 19, True), mark(REGION, 11, opened=10),
+                 *(entry(REGION, n, [put(f"{n}")]) for n in range(12, 20))],
+    }  # fmt: skip
+    for log, parts in logs.items():
+        cut = chance.randrange(1, len(parts))
+        is_old = chance.random() < 0.5
+        place = folder / "oldWALs" if is_old else live(folder, log)
+        write_log(place, log, NUMBER, *parts[:cut], *([TRAILER] if is_old or chance.random() < 0.5 else []))
+        write_log(live(folder, log), log, NUMBER + 9, *parts[cut:])
+    for _ in range(chance.randrange(1, 4)):
+        rounds = Rounds(served, gateway, folder, positions=chance.random() < 0.5)
+        rounds(chance.randrange(1, 4))
+        if chance.random() < 0.7:
+            rounds.end()
+    rounds = Rounds(served, gateway, folder)
+    assert rounds(5)
+    assert rounds.ids(REGION) == [*range(3, 9), *range(12, 20)]
+    assert rounds.ids(OTHER_REGION) == [*range(3, 19), *range(22, 30)]
+    assert rounds.tail.gaps == 0
+
+
+def test_a_file_that_was_written_to_its_end_may_go(served: Served, gateway: FakeGateway, folder: Path) -> None:
+    done = write_log(folder / "oldWALs", FIRST, NUMBER, entry(REGION, 3, [put("a")]), TRAILER)
+    open_file = write_log(live(folder, SECOND), SECOND, NUMBER, entry(OTHER_REGION, 3, [put("b")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(3)
+    assert (rounds.ids(), rounds.ids(OTHER_REGION)) == ([3], [3])
+    done.unlink()
+    rounds(3)
+    assert rounds.tail.gaps == 0
+    open_file.unlink()
+    rounds(3)
+    assert rounds.tail.gaps == 1
