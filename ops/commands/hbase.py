@@ -99,7 +99,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if not is_plain:
-            one.add_argument("name", type=_named, metavar="NAME", help="of the subscription, and of HBase's peer")
+            help_text = "for its log" if action == "tail" else "of the subscription, and of HBase's peer"
+            one.add_argument("name", type=_named, metavar="NAME", help=help_text)
         else:
             one.add_argument("--json", action="store_true", help="print one JSON object")
         if action == "tail":
@@ -133,7 +134,7 @@ def _named(text: str) -> str:
 def _add_write_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tables", nargs="+", required=True, metavar="TABLE", help="as TABLE or NAMESPACE:TABLE")
-    add("--topic", required=True, help="topic to write, without its data centre; of this subscription alone")
+    add("--topic", required=True, help="topic to write, without its data centre; for these tables alone")
     add("--families", nargs="+", default=[], metavar="FAMILY", help="only these column families (default: all)")
     add("--qualifiers", nargs="+", default=[], metavar="QUALIFIER", help="only these columns, and deletes of families")
     add("--row-prefixes", nargs="+", default=[], metavar="PREFIX", help="only rows that begin with one of these")

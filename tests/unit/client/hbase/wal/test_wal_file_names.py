@@ -1,0 +1,61 @@
+"""Which files of HBase's folders are logs of tables, of which log, and in which order; the files of positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logferry.client.hbase.definition import Unfit
+from logferry.client.hbase.wal.file_names import log_file
+from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
+from logferry.client.hbase.wal.region_order import Place
+
+from tests.support.hbase_calls import ORDERS
+
+SERVER = "host-1.example%2C16020%2C1700000000000"
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "number"),
+    [
+        (f"{SERVER}.1700000000100", SERVER, 1700000000100),
+        (f"{SERVER}.regiongroup-3.1700000000100", f"{SERVER}.regiongroup-3", 1700000000100),
+    ],
+)
+def test_the_name_has_log_and_number(name: str, log: str, number: int) -> None:
+    found = log_file(name, f"/x/{name}", True)
+    assert found is not None
+    assert (found.log, found.number, found.path, found.is_closed) == (log, number, f"/x/{name}", True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{SERVER}.meta.1700000000100.meta",
+        f"{SERVER}.1700000000100$masterlocalwal$",
+        f"{SERVER}.1700000000100.tmp",
+        "pv2-00000000000000000001.log",
+        SERVER,
+        "",
+    ],
+)
+def test_other_files_are_no_logs_of_tables(name: str) -> None:
+    assert log_file(name, name, False) is None
+
+
+def test_positions_are_read_as_they_were_saved(tmp_path: Path) -> None:
+    file = tmp_path / "positions"
+    assert load_positions(file, ORDERS) == TailPositions({}, {})
+    positions = TailPositions({SERVER: LogPosition(Place(5, 7), (5, 9))}, {"r": 4})
+    save_positions(file, ORDERS, positions)
+    assert load_positions(file, ORDERS) == positions
+    with pytest.raises(Unfit, match="another definition"):
+        load_positions(file, ORDERS._replace(families=("d",)))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format":1}', b"\xff", b'{"format":1,"definition":3}'])
+def test_a_file_that_holds_no_positions_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "positions"
+    file.write_bytes(content)
+    with pytest.raises(Unfit):
+        load_positions(file, ORDERS)
