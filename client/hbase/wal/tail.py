@@ -159,37 +159,44 @@ class LogTail:
 
     def _write(self, stop: threading.Event) -> bool:
         """Whether anything was written."""
-        is_busy = False
+        is_busy = is_failed = False
         blocked = []
         for log in self._logs.values():
             if stop.is_set():
-                break
-            try:
-                part = self._part(log)
-                self._deliver(part)
-            except ForeignBytes as error:
-                if self._may_log("hbase-wal-refused"):
-                    log_event("hbase-wal-refused", log=log.name, reason=error)
-                continue
-            except FileNotFoundError:  # as in the index
-                continue
-            except OSError as error:
-                self._log_wait(f"{log.name} cannot be read: {error}")
-                continue
-            except NotDelivered as error:
-                if error.kind and self._may_log("hbase-not-recorded"):
-                    log_event("hbase-not-recorded", kind=error.kind, reason=error)
+                return is_busy
+            part = self._delivered(log)
+            if part is None:
+                is_failed = True
                 continue
             is_busy = is_busy or part.end != log.written
             log.wrote(part.end)
             self._order.passed(log.name, log.written)
             if part.blocked is not None:
                 blocked.append(part.blocked)
-        self._idle_rounds = 0 if is_busy or not blocked else self._idle_rounds + 1
+        # What failed is waited for, and no circle.
+        self._idle_rounds = 0 if is_busy or is_failed or not blocked else self._idle_rounds + 1
         if self._idle_rounds >= _IDLE_ROUNDS and (run := self._order.give_way(blocked)) is not None:
             log_event("hbase-wal-waits", reason=f"{run.region} no longer waits for regions that may be its parents")
             self._idle_rounds = 0
         return is_busy
+
+    def _delivered(self, log: ServerLog) -> _Part | None:
+        """What is recorded now; None: it must be tried again."""
+        try:
+            part = self._part(log)
+            self._deliver(part)
+            return part
+        except ForeignBytes as error:
+            if self._may_log("hbase-wal-refused"):
+                log_event("hbase-wal-refused", log=log.name, reason=error)
+        except FileNotFoundError:  # as in the index
+            pass
+        except OSError as error:
+            self._log_wait(f"{log.name} cannot be read: {error}")
+        except NotDelivered as error:
+            if error.kind and self._may_log("hbase-not-recorded"):
+                log_event("hbase-not-recorded", kind=error.kind, reason=error)
+        return None
 
     def _part(self, log: ServerLog) -> _Part:
         """Raises ForeignBytes, OSError."""
@@ -200,7 +207,13 @@ class LogTail:
             if self._wanted.wants_table(entry.table):
                 if not self._order.is_due(log.name, entry.region, place):
                     return self._part_of(by_region, end, (log.name, entry.region, place), bulk_loads)
-                by_region.setdefault(entry.region, []).extend(self._chunks(entry, bulk_loads))
+                try:
+                    chunks = list(self._chunks(entry, bulk_loads))
+                except ForeignBytes as error:
+                    if count:  # what is before it first
+                        return self._part_of(by_region, end, None, bulk_loads)
+                    raise ForeignBytes(f"file {place.number}, byte {place.at}: {error}") from None
+                by_region.setdefault(entry.region, []).extend(chunks)
                 size, count = size + len(entry.cells), count + 1
             end = behind
             if size >= _PART_BYTES or count >= _PART_ENTRIES:

@@ -160,3 +160,34 @@ def test_a_file_that_was_written_to_its_end_may_go(served: Served, gateway: Fake
     open_file.unlink()
     rounds(3)
     assert rounds.tail.gaps == 1
+
+
+def test_an_entry_with_a_foreign_cell_stops_its_log_alone_and_what_is_before_is_written(
+    served: Served, gateway: FakeGateway, folder: Path
+) -> None:
+    foreign = bytearray(entry(REGION, 4, [put("b", b"")]))
+    foreign[-1] = 77  # the type of its cell
+    write_log(live(folder, FIRST), FIRST, NUMBER, entry(REGION, 3, [put("a")]), bytes(foreign))
+    write_log(live(folder, SECOND), SECOND, NUMBER, entry(OTHER_REGION, 3, [put("c")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(9)
+    assert (rounds.ids(), rounds.ids(OTHER_REGION)) == ([3], [3])
+
+
+def test_a_daughter_waits_for_its_parent_also_while_that_one_cannot_be_read(
+    served: Served, gateway: FakeGateway, folder: Path
+) -> None:
+    parent, daughter = b"orders,,1." + REGION.encode() + b".", b"orders,m,2." + OTHER_REGION.encode() + b"."
+    foreign = bytearray(entry(REGION, 4, [put("b", b"")]))
+    foreign[-1] = 77
+    whole = mark(REGION, 2, name=parent) + entry(REGION, 3, [put("a")])
+    closed = mark(REGION, 5, is_close=True, name=parent)
+    path = write_log(live(folder, FIRST), FIRST, NUMBER, whole, bytes(foreign), closed)
+    opened = mark(OTHER_REGION, 7, opened=6, name=daughter)
+    write_log(live(folder, SECOND), SECOND, NUMBER, opened, entry(OTHER_REGION, 8, [put("c")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(20)
+    assert (rounds.ids(), rounds.ids(OTHER_REGION)) == ([3], [])
+    path.write_bytes(header() + whole + entry(REGION, 4, [put("b", b"")]) + closed)
+    rounds(3)
+    assert (rounds.ids(), rounds.ids(OTHER_REGION)) == ([3, 4], [8])
