@@ -7,7 +7,8 @@ begins with the mark that the region was opened, or with the first entry that is
 * Every log is *indexed* first, to its present end: which regions have runs in it, from where to where. The files are
   listed and indexed in rounds.
 * A run is *settled* when a round that began after the run was met has indexed all logs. All that the region wrote
-  before the run is indexed then, and so are all entries of its parents.
+  before the run is indexed then, and so are all entries of its parents. A run whose mark continues the sequence ids
+  that were met of the region, or begins a new region, is settled at once, also while a log cannot be read.
 * An entry is *due* when its run is settled and everything in earlier runs of its region is *passed*: written, or left
   out. The run of a daughter or of a merged region also waits for its parents' runs, so that the changes of a row
   stay in order. Which regions are its parents is no fact of the logs, but a guess from sequence ids, first rows and
@@ -34,6 +35,8 @@ class Place(NamedTuple):
 
 
 BEGIN = Place(0, 0)
+# With this sequence id, HBase opens a region that is not made of others.
+_NEW = 2
 # HBase refuses region servers whose clocks are further off (hbase.master.maxclockskew).
 _MOST_SKEW_MS = 30_000
 _BEHIND_ALL = Place(1 << 63, 0)
@@ -79,7 +82,8 @@ class RegionOrder:
 
     def __init__(self, last_ids: Mapping[str, int] | None = None) -> None:
         self.round = 0
-        self._last_ids = dict(last_ids or {})  # of runs that are forgotten
+        self._before = dict(last_ids or {})
+        self._last_ids: dict[str, int] = {}  # of runs that are forgotten, so passed
         self._by_region: dict[str, list[RegionRun]] = {}
         self._open: dict[tuple[str, str], RegionRun] = {}
         self._unsettled: list[RegionRun] = []
@@ -91,31 +95,34 @@ class RegionOrder:
         """Before the files are listed."""
         self.round += 1
 
-    def end_round(self) -> list[MissingIds]:
-        """All logs that were listed in this round are indexed to their ends: of a round that failed this is not
-        called. HBase opens a region with the sequence id behind the last one in a log: what is missing between was in
-        a file that was never met.
+    def end_round(self, is_whole: bool = True) -> list[MissingIds]:
+        """``is_whole``: all logs that were listed in this round are indexed to their ends. HBase opens a region with
+        the sequence id behind the last one in a log: what is missing between was in a file that was never met.
         """
-        missing = []
-        settled = [run for run in self._unsettled if run.met_in < self.round]
-        self._unsettled = [run for run in self._unsettled if run.met_in >= self.round]
-        for run in settled:
+        missing, unsettled = [], []
+        for run in self._unsettled:
             earlier = [one for one in self._by_region[run.region] if one.first_id < run.first_id]
+            known = max([self._last_ids.get(run.region, 0), *(one.last_id for one in earlier)])
+            is_proven = run.opened is not None and (run.opened <= _NEW or known >= run.opened - 1)
+            if not is_proven and not (is_whole and run.met_in < self.round):
+                unsettled.append(run)
+                continue
             run.waits = [one for one in earlier or self._parents(run) if not self._is_passed(one)]
             run.is_settled = True
-            known = max([self._last_ids.get(run.region, 0), *(one.last_id for one in earlier)])
+            known = max(known, self._before.get(run.region, 0))
             if run.opened is not None and 0 < known < run.opened - 1:
                 missing.append(MissingIds(run.region, known, run.opened))
+        self._unsettled = unsettled
         self._forget()
         return missing
 
     def last_ids(self) -> dict[str, int]:
-        """Of each region that was met."""
-        found = {region: max(one.last_id for one in runs) for region, runs in self._by_region.items()}
-        return {
-            **self._last_ids,
-            **{region: max(last, self._last_ids.get(region, 0)) for region, last in found.items()},
-        }
+        """Of each region that was met, also by the earlier process."""
+        found = dict(self._before)
+        for region in self._last_ids.keys() | self._by_region.keys():
+            lasts = [one.last_id for one in self._by_region.get(region, ())]
+            found[region] = max([found.get(region, 0), self._last_ids.get(region, 0), *lasts])
+        return found
 
     def note(self, log: str, place: Place, entry: LogEntry, event: RegionEvent | None) -> None:
         """An entry of a table that is wanted."""

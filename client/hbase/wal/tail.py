@@ -4,8 +4,8 @@ Each round lists the files, indexes what is new, and writes what is due (`Region
 is that of a replication peer: the gateway records an edit once, whoever writes it and how often.
 
 * Nothing that is not recorded counts as written; without a file of positions, a restart reads all logs again.
-* A log that cannot be read now waits, and the others continue. But a region that is opened at another server waits
-  until all logs can be read to their ends, and so does the log behind it.
+* A log that cannot be read now waits, and the others continue. But a region of which it may hold older entries waits,
+  and so does the log behind it.
 * A file that is gone before it was written to its end is a gap: it is logged, counted, and left out. One that came and
   went unseen shows in the sequence id with which a region is opened next.
 """
@@ -133,10 +133,9 @@ class LogTail:
             except OSError as error:
                 self._log_wait(f"{log.name} cannot be read: {error}")
                 is_whole = False
-        if is_whole:
-            for missing in self._order.end_round():
-                self.gaps += 1
-                log_event("hbase-wal-gap", **missing._asdict())
+        for missing in self._order.end_round(is_whole):
+            self.gaps += 1
+            log_event("hbase-wal-gap", **missing._asdict())
         return is_whole
 
     def _take(self, found: list[WalFile]) -> None:

@@ -52,7 +52,7 @@ class LogFolder:
 
 @pytest.fixture
 def files(workers: Gateway, topic_name: str, tmp_path: Path) -> Iterator[LogFolder]:
-    found = LogFolder(workers, topic_name.replace("-", "_"), tmp_path)
+    found = LogFolder(workers, topic_name.replace("-", "_")[-60:], tmp_path)
     yield found
     for tail in found.tails:
         tail.kill()
@@ -99,8 +99,7 @@ def test_files_that_are_cut_empty_or_of_another_kind_stop_no_other(files: LogFol
     for text in (b"it is compressed", b"it is encrypted", b"no log of HBase 2"):
         with_all.wait_logged(text)
     append(live, entry(REGION, 4, [put("b")]))
-    with_all.child.send(0)
-    assert with_all.child.running
+    assert "b" in files.rows_with("b"), "the region is a new one: no file that cannot be read has older entries of it"
     assert with_all.stop() == 0
 
 

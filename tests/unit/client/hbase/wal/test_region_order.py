@@ -165,8 +165,8 @@ class TinyTail:
             for at in range(self._indexed.get(log, 0), end):
                 self.order.note(log, Place(1, at), *self.hbase.logs[log][at])
             self._indexed[log] = end
-        if self._chance.random() < 0.9:  # or a file could not be read
-            assert self.order.end_round() == [], "nothing is missing"
+        is_whole = self._chance.random() < 0.9  # or a file could not be read
+        assert self.order.end_round(is_whole) == [], "nothing is missing"
         blocked = []
         progress = False
         self._chance.shuffle(listed)
@@ -255,15 +255,36 @@ def test_an_entry_waits_for_a_round_that_began_after_it_was_met() -> None:
     assert order.is_due("b", "r", place)
 
 
+def test_what_continues_the_region_needs_no_other_log() -> None:
+    order = RegionOrder({"known-of-old": 5})
+    entry = LogEntry("new", "orders", 3, 0, 1, memoryview(b""), 0)
+    notes = (
+        (entry, RegionEvent(False, 2, b"")),
+        (entry._replace(sequence_id=4), RegionEvent(True, 3, b"")),
+        (entry._replace(region="known-of-old", sequence_id=7), RegionEvent(False, 6, b"")),
+        (entry._replace(region="daughter", sequence_id=7), RegionEvent(False, 6, b"")),
+        (entry._replace(region="unmarked"), None),
+    )
+    order.begin_round()
+    order.note("b", Place(1, 0), entry._replace(sequence_id=6), RegionEvent(False, 5, b""))
+    for at, note in enumerate(notes):
+        order.note("a", Place(1, at), *note)
+    order.end_round(is_whole=False)
+    due = [order.is_due("a", one.region, Place(1, at)) for at, (one, _) in enumerate(notes)]
+    assert due == [True, True, False, False, False]
+    order.passed("a", Place(1, len(notes)))
+    assert order.is_due("b", "new", Place(1, 0))
+
+
 def test_ids_that_are_in_no_log_are_missed_when_the_region_is_opened_again() -> None:
-    order = RegionOrder({"r": 5})
+    order = RegionOrder({"r": 5, "other": 3})
     entry = LogEntry("r", "orders", 9, 0, 1, memoryview(b""), 0)
     order.begin_round()
     order.note("b", Place(1, 0), entry, RegionEvent(False, 8, b""))
     assert order.end_round() == []
     order.begin_round()
     assert order.end_round() == [MissingIds("r", 5, 8)]
-    assert order.last_ids() == {"r": 9}
+    assert order.last_ids() == {"r": 9, "other": 3}
     order.begin_round()
     assert order.end_round() == []
 
