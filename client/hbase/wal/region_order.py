@@ -107,7 +107,8 @@ class RegionOrder:
             if not is_proven and not (is_whole and run.met_in < self.round):
                 unsettled.append(run)
                 continue
-            run.waits = [one for one in earlier or self._parents(run) if not self._is_passed(one)]
+            before = earlier if known else self._parents(run)
+            run.waits = [one for one in before if not self._is_passed(one)]
             run.is_settled = True
             known = max(known, self._before.get(run.region, 0))
             if run.opened is not None and 0 < known < run.opened - 1:
