@@ -24,7 +24,7 @@ from tests.support.delta_log import rows_by_log
 
 # When the chunks of these tests were made: 2023-11-14 22:13:20 UTC.
 CREATED_MS = 1_700_000_000_000
-WAIT_S = 120
+WAIT_S = 300
 
 
 class Line(NamedTuple):
