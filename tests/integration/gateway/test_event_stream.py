@@ -16,7 +16,7 @@ from logferry.ops.stack.kafka_cluster import KafkaCluster
 from tests.support.event_source import Event, EventSource
 from tests.support.gateway import Gateway, gateway, source_path
 
-_PATIENCE_S = 30
+_PATIENCE_S = 60
 
 
 def chunks(topic: str, partition: int = 0) -> str:
