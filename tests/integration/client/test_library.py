@@ -341,7 +341,7 @@ async def test_closing_ends_it_at_once(face, workers: Gateway, topic_name: str) 
     await workers.make_topic(topic_name, 4)
     async with face(workers.urls, topic_name) as reader:
         assert await reader.read(0.3) is None
-    async with asyncio.timeout(5):  # a long poll is longer
+    async with asyncio.timeout(15):  # a long poll is longer
         while True:
             if not [thread for thread in threading.enumerate() if thread.name.startswith("logferry-reader")]:
                 break
