@@ -215,10 +215,16 @@ async def test_the_disk_of_a_broker_is_full(stack: Stack, topic_name: str) -> No
     await assert_exact(stack, load, topic)
 
 
-async def test_a_topic_is_deleted_and_recreated_under_load(stack: Stack, topic_name: str) -> None:
+@pytest.mark.parametrize(
+    "absences", [(True, False), pytest.param((True, False, True, False), marks=pytest.mark.long)], ids=len
+)
+async def test_a_topic_is_deleted_and_recreated_under_load(
+    stack: Stack, topic_name: str, absences: tuple[bool, ...]
+) -> None:
     """Those who write to another topic through the same lanes do not notice; the new one holds what it acknowledged.
 
-    Answers are cut off, too: what the older one had recorded then comes again, and is no duplicate.
+    Answers are cut off, too: what the older one had recorded then comes again, and is no duplicate. ``absences``:
+    whether it is away for a while.
     """
     kept_name, gone_name = f"{topic_name}-kept", f"{topic_name}-gone"
     kept, gone = await make_topic(stack.urls()[0], kept_name), await make_topic(stack.urls()[0], gone_name)
@@ -228,7 +234,7 @@ async def test_a_topic_is_deleted_and_recreated_under_load(stack: Stack, topic_n
         Load(kept_name, urls, seed=7, sources=_SOURCES, kinds=ALL_KINDS) as load,
         Load(gone_name, [p.url for p in proxies], seed=8, sources=_SOURCES, topic_may_go=True) as removed,
     ):
-        for stays_away in (True, False, True, False):
+        for stays_away in absences:
             await removed.acknowledged(200)
             older = await delete_topic(bootstrap, gone)
             removed.history.topic_removed()
