@@ -135,7 +135,7 @@ class World:
     async def _appeared(self, kafka: KafkaClient) -> bytes:
         """Waits until the broker knows both topics and their leaders. Returns the id of the first."""
         names = [self.topic, self.state_topic]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 views = (await kafka.describe(names)).topics
                 if len(views) == 2 and all(p.leader >= 0 for view in views.values() for p in view.partitions):

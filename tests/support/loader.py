@@ -75,7 +75,7 @@ class Topic:
         admin = await self._admin()
         try:
             await admin.delete_topics([self.name])
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while self.name in await admin.list_topics():  # noqa: ASYNC110 - another process's state
                     await asyncio.sleep(0.02)
         finally:

@@ -35,7 +35,7 @@ async def admin(workers: Gateway) -> AsyncIterator[AIOKafkaAdminClient]:
 
 async def create(admin: AIOKafkaAdminClient, topic: str, **configs: str) -> None:
     """Also while Kafka is still deleting an older one of the name."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             response = await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
             code = response.topic_errors[0][1]
