@@ -80,10 +80,14 @@ class World:
             raise AssertionError(f"not {wanted}: {status}") from None
 
     async def resume(self, url: str, start: str | int, partition: int = 0) -> tuple[int, dict[str, Any]]:
+        """Repeats a 503, as any client does: the lane may be opened again after what has stopped the partition."""
         body = {"topic": self.topic, "partition": partition, "from": start}
-        async with aiohttp.ClientSession() as session:
-            async with session.post(f"{url}/v1/resume", json=body) as answer:
-                return answer.status, await answer.json(content_type=None)
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            while True:
+                async with session.post(f"{url}/v1/resume", json=body) as answer:
+                    if answer.status != 503:
+                        return answer.status, await answer.json(content_type=None)
+                await asyncio.sleep(0.1)
 
 
 async def settings_of(bootstrap: str, topic: str) -> dict[str, str]:

@@ -32,7 +32,10 @@ async def write(workers: Gateway, topic: str, seqno: int, data: bytes, source_id
     path = source_path(topic.removeprefix("dc1."), source_id, f"/chunks?seqno={seqno}")
     async with asyncio.timeout(_PATIENCE_S):
         # As a client that keeps the rules: a worker may know an older topic of the name for a moment.
-        while (answer := await workers.ask("POST", path, data=data, headers=headers, expect=None)).status in (500, 503):
+        while True:
+            answer = await workers.ask("POST", path, data=data, headers=headers, expect=None)
+            if answer.status not in (500, 503):
+                break
             await asyncio.sleep(0.1)
     assert answer.status == 200, answer.body
 
