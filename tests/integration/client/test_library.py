@@ -27,6 +27,7 @@ from logferry.client import (
 from logferry.client.reading import requests
 from logferry.client.reading.decode import NdjsonDecoder
 
+from tests.support.checker import committed_records
 from tests.support.gateway import Gateway
 from tests.support.relay import Relay
 
@@ -94,6 +95,7 @@ def fill(workers: Gateway, topic: str, chunks: int = 20, start: int = 1) -> list
             for seqno in range(start, start + chunks):
                 data = b"".join(b"%d %d\n" % (seqno, rng.getrandbits(60)) for _ in range(rng.randint(1, 4)))
                 made.append((source, writer.write(data, seqno), data))
+    asyncio.run(committed_records(workers.kafka.bootstrap, f"dc1.{topic}"))  # Kafka shows it a moment later
     return sorted(made)
 
 
