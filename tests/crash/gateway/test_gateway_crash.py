@@ -178,21 +178,23 @@ async def cutting(stack: Stack) -> AsyncIterator[list[CuttingProxy]]:
         ]
 
 
-async def test_connections_cut_at_every_point(stack: Stack, topic_name: str) -> None:
+@pytest.mark.parametrize("chunks", [1000, pytest.param(2500, marks=pytest.mark.long)])
+async def test_connections_cut_at_every_point(stack: Stack, topic_name: str, chunks: int) -> None:
     topic = await make_topic(stack.urls()[0], topic_name)
     async with cutting(stack) as proxies:
         urls = [proxy.url for proxy in proxies]
         async with Load(topic_name, urls, seed=3, sources=_SOURCES, kinds=ALL_KINDS) as load:
-            await load.acknowledged(2500)
+            await load.acknowledged(chunks)
     for kind in ("before the body", "during the body", "before the answer"):
         assert sum(proxy.cuts[kind] for proxy in proxies) > 10, kind
     await assert_exact(stack, load, topic)
 
 
-async def test_each_broker_killed_in_turn_and_then_all(stack: Stack, topic_name: str) -> None:
+@pytest.mark.parametrize("alone", [_BROKERS[:1], pytest.param(_BROKERS, marks=pytest.mark.long)], ids=len)
+async def test_brokers_killed_alone_and_then_all(stack: Stack, topic_name: str, alone: tuple[str, ...]) -> None:
     topic = await make_topic(stack.urls()[0], topic_name)
     async with Load(topic_name, stack.urls(), seed=5, sources=_SOURCES, kinds=ALL_KINDS) as load:
-        for brokers in (*((broker,) for broker in _BROKERS), _BROKERS):
+        for brokers in (*((broker,) for broker in alone), _BROKERS):
             await load.acknowledged(300)
             await asyncio.gather(*(asyncio.to_thread(stack.restart, broker) for broker in brokers))
             await load.acknowledged(300)
