@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,13 +170,20 @@ async def test_retention_that_passes_the_reader_is_a_problem_with_the_way_on(
         assert [event.row["seqno"] for event in await again.take(2)] == [2, 3]
 
 
+@pytest.fixture
+def hasty(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Gateway]:
+    """Workers that ask Kafka often: a deleted topic is not missed while it is waited for its records."""
+    with gateway(kafka, tmp_path, "hasty-events", limits={"read_wait_ms": 1000}) as at:
+        yield at
+
+
 async def test_a_topic_recreated_under_an_open_stream_is_another_topic(
-    kafka: KafkaCluster, workers: Gateway, topic_name: str
+    kafka: KafkaCluster, hasty: Gateway, topic_name: str
 ) -> None:
     """The new one has the position of the stream, which would continue in it."""
-    topic = await workers.make_topic(topic_name)
-    await write(workers, topic, 1, b"x")
-    events = source(workers, topic)
+    topic = await hasty.make_topic(topic_name)
+    await write(hasty, topic, 1, b"x")
+    events = source(hasty, topic)
     stream = events.connection()
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     await admin.start()
@@ -186,10 +194,10 @@ async def test_a_topic_recreated_under_an_open_stream_is_another_topic(
         problem: Event | None = None
         while problem is None:
             await asyncio.sleep(0.1)
-            answer = await workers.ask("PUT", f"/v1/topics/{topic_name}", json={"partitions": 1}, expect=None)
+            answer = await hasty.ask("PUT", f"/v1/topics/{topic_name}", json={"partitions": 1}, expect=None)
             if answer.status == 201:
                 for seqno in range(5, 9):
-                    await write(workers, topic, seqno, b"y", "other")
+                    await write(hasty, topic, seqno, b"y", "other")
                 problem = await anext(stream)
     assert problem.kind == "problem"
     assert problem.row["type"].endswith("unknown-topic")
