@@ -21,6 +21,7 @@ from logferry.loaders.storage.ledger import last_batch
 
 from tests.support.checker import History, Stored, digest, violations
 from tests.support.delta_log import rows_by_log
+from tests.support.kafka import until_grown
 
 # When the chunks of these tests were made: 2023-11-14 22:13:20 UTC.
 CREATED_MS = 1_700_000_000_000
@@ -87,6 +88,7 @@ class Topic:
             await admin.create_partitions({self.name: NewPartitions(partitions)})
         finally:
             await admin.close()
+        await until_grown(self.bootstrap, self.name, partitions)
 
     async def remove_before(self, partition: int, offset: int) -> None:
         admin = await self._admin()

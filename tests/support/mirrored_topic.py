@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.ops.stack.processes import Setting
 
+from tests.support.kafka import until_grown
 from tests.support.mirror import Centres, Mirror, differences_in_the_end
 
 
@@ -54,6 +55,9 @@ class World:
             await getattr(client, call)(*arguments)
         finally:
             await client.close()
+        if call == "create_partitions":
+            for topic, wanted in arguments[0].items():
+                await until_grown(bootstrap, topic, wanted.total_count)
 
     async def write(self, *values: bytes, partition: int = 0, **options: Any) -> None:
         async with AIOKafkaProducer(bootstrap_servers=self.there, acks="all", **options) as producer:
