@@ -41,7 +41,10 @@ async def create(admin: AIOKafkaAdminClient, topic: str, **configs: str) -> None
             code = response.topic_errors[0][1]
             if code != TopicAlreadyExistsError.errno:
                 assert code == 0, response
-                return
+                break
+            await asyncio.sleep(0.05)
+        # A broker may show it a moment after the controller has made it.
+        while (await admin.describe_topics([topic]))[0]["error_code"]:
             await asyncio.sleep(0.05)
 
 
