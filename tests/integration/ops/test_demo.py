@@ -153,7 +153,7 @@ def until_java_runs(folder: Path, jar: str) -> None:
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_all_that_it_started_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
     with running_demo("--seconds", "600", TMPDIR=str(tmp_path)) as demo:
         heard(demo, "loader run 1 starts")

@@ -212,7 +212,7 @@ def test_room_is_given_back_after_every_kind_of_call(caplog: pytest.LogCaptureFi
 
 def test_a_source_that_stops_inside_of_a_call_is_cut(monkeypatch: pytest.MonkeyPatch, calls: list[RemoteCall]) -> None:
     """And its room is given back."""
-    monkeypatch.setattr(server, "_STALLED_S", 0.2)
+    monkeypatch.setattr(server, "_STALLED_S", 1.0)
     with serving(calls.append) as port:
         half = opening(cell_block_codec_class=CODECS[0]) + LENGTH.pack(3900) + b"\x00" * 100
         with RegionServer(port, half) as source:
