@@ -9,7 +9,7 @@ import json
 import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,7 +224,7 @@ def deliver(kafka: KafkaCluster, folder: Path, prefix: str, workers: int = 1, **
 
 
 async def send(
-    gateway: Gateway, topic: str, source: str, seqnos: range, size: int = 20, **headers: str
+    gateway: Gateway, topic: str, source: str, seqnos: range, size: int = 20, headers: Mapping[str, str] | None = None
 ) -> list[tuple[str, int]]:
     """Writes chunks, one request each some; returns what was acknowledged."""
     for seqno in seqnos:
