@@ -53,9 +53,12 @@ class PushReceiver:
     different: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
+    connections: set[asyncio.Transport] = field(default_factory=set)
     _bodies: dict[tuple[int, str], str] = field(default_factory=dict)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.transport is not None:
+            self.connections.add(request.transport)
         body = await request.read()
         head = request.headers
         got = Received(
@@ -135,6 +138,10 @@ async def receiver(
         yield made
     finally:
         await runner.cleanup()
+        # The sender, too, would have to say that a TLS connection ends.
+        for connection in made.connections if tls else ():
+            connection.abort()
+        await asyncio.sleep(0)
 
 
 def is_signed(got: Received, secret: bytes) -> bool:

@@ -31,7 +31,8 @@ HARMLESS: Final = {
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Iterator[SecuredKafka]:
-    with SecuredKafka(tmp_path / "secured", ("deliver",)) as kafka:
+    kafka = SecuredKafka(tmp_path / "secured", ("deliver",))
+    with kafka:
         yield kafka
 
 
