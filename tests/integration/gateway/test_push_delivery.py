@@ -92,9 +92,7 @@ async def test_the_trace_of_a_write_reaches_readers_and_receivers_and_makes_no_c
     assert headers == {"x": traces[0], "y": None}
 
 
-async def test_a_receiver_that_fails_lies_hangs_up_and_redirects(
-    workers: Gateway, pushing: Deliver, topic_name: str
-) -> None:
+async def test_a_receiver_that_fails_and_lies(workers: Gateway, pushing: Deliver, topic_name: str) -> None:
     """A lie: 500 after the batch was taken. What was taken comes again, with the same token and bytes."""
     topic = await workers.make_topic(topic_name)
     count = 0

@@ -338,3 +338,17 @@ def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     assert "line written" in ended.said
     assert ended.lines[-1].startswith("YES: every line of the 9 files is in the table once, byte for byte")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(LIMIT_S)
+def test_the_table_on_an_object_store(tmp_path: Path) -> None:
+    """The same way, kills and audit, with the table on an S3 server that the demo starts."""
+    ended = logferry("demo", "--store", "s3", "--seconds", "8", "--seed", "7", TMPDIR=str(tmp_path))
+    assert ended.status == 0, ended.said
+    assert sorted(what.split(" ")[0].split("-")[0] for what in killed(ended)) == ["gateway", "loader", "mirror", "push"]
+    assert re.search(r"^loader \(pid \d+\) in mid-write: batch 0 is in the ledger", "\n".join(killed(ended)), re.M)
+    assert "s3://" in ended.said
+    assert ended.lines[-1].startswith("YES: every line of the 9 files is in the table once, byte for byte")
+    assert list(tmp_path.iterdir()) == []
