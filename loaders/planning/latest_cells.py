@@ -22,14 +22,13 @@ from __future__ import annotations
 from typing import Final
 
 DROPPED: Final = "dropped"
-VERSIONS: Final = 3
 
-# In the SQL of Spark and of DuckDB. ``cells`` has the columns t, r, f, q (table, row, family, qualifier), kind, ts, seq
+# In the SQL of Spark and of DuckDB. The cells have the columns t, r, f, q (table, row, family, qualifier), kind, ts, seq
 # (sequence id), place (within the edit) and body. The result has ``latest``, too.
 _RULE: Final = """
 WITH once AS (
     SELECT * FROM (
-        SELECT *, row_number() OVER (PARTITION BY t, r, f, q, kind, ts ORDER BY seq DESC, place DESC) AS copy FROM cells
+        SELECT *, row_number() OVER (PARTITION BY t, r, f, q, kind, ts ORDER BY seq DESC, place DESC) AS copy FROM {cells}
     ) AS numbered WHERE copy = 1
 ), hidden AS (
     SELECT *,
@@ -52,7 +51,7 @@ WITH once AS (
     END
 ), cut AS (
     SELECT t, r, f, q, CASE WHEN kind = 'put' AND version > {versions} THEN 'dropped' ELSE kind END AS kind,
-        ts, seq, place, CASE WHEN kind = 'put' AND version <= {versions} THEN body END AS body
+        ts, seq, place, body
     FROM kept
 ), ranked AS (
     SELECT *,
@@ -69,6 +68,6 @@ FROM ranked WHERE kind <> 'dropped' OR nth = 1
 """
 
 
-def rule(versions: int) -> str:
-    """The SQL, which keeps so many versions of a column."""
-    return _RULE.format(versions=versions)
+def rule(versions: int, cells: str) -> str:
+    """The SQL, which keeps so many versions of a column. ``cells``: the name of the view that it reads."""
+    return _RULE.format(versions=versions, cells=cells)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import duckdb
@@ -70,7 +71,7 @@ def histories(draw: st.DrawFn) -> list[CellChange]:
 def loaded(history: Sequence[CellChange], cuts: Sequence[int], versions: int) -> LatestTable:
     table = LatestTable(versions)
     places = [0, *sorted(min(cut, len(history)) for cut in cuts), len(history)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in itertools.pairwise(places):
         table.load(history[start:end])
     return table
 
