@@ -9,6 +9,8 @@ import json
 from base64 import b64encode
 from typing import Any
 
+# The null of MessagePack.
+_END = b"\xc0"
 _BYTES = ("row", "family", "qualifier", "value")
 
 
@@ -19,13 +21,14 @@ def json_lines(data: bytes | bytearray | None) -> bytes | None:
     import msgpack
 
     reader = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=0)
-    reader.feed(bytes(data))
+    # The reader ends without a word where the last map is cut off, and takes the end mark into that map.
+    reader.feed(bytes(data) + _END)
     try:
-        lines = [_line(event) for event in reader]
+        *events, end = reader
+        lines = [_line(event) for event in events]
     except (ValueError, TypeError, AttributeError, KeyError, msgpack.UnpackException):
         return bytes(data)
-    # The reader ends without a word where the last map is cut off.
-    return b"".join(lines) if reader.tell() == len(data) else bytes(data)
+    return b"".join(lines) if end is None else bytes(data)
 
 
 def _line(event: dict[str, Any]) -> bytes:

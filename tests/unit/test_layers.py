@@ -165,7 +165,11 @@ WITHOUT_SPARK = (
     *("loaders.commands.table", "loaders.commands.inspection", "loaders.commands.compact"),
 )
 # The client needs the standard library alone, but for these.
-EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}, "client.hbase": {"google", "kazoo", "msgpack"}}
+EXTRAS = {
+    "client.aio": {"aiohttp", "yarl"},
+    "client.reading.decode": {"msgpack"},
+    "client.hbase": {"google", "kazoo", "msgpack"},
+}
 
 
 def modules() -> list[str]:

@@ -120,7 +120,7 @@ def random_edits(dice: random.Random, first: int, count: int) -> tuple[list[Sent
     return sent, changes
 
 
-def shown(table: Location) -> dict[tuple[str, str, str], tuple[str, int, int, str]]:
+def shown(table: Location) -> dict[tuple[str, ...], tuple[Any, ...]]:
     rows = [row for row in stored(TablePaths.of(table).latest) if row["latest"]]
     found = {
         (r["row"], r["family"], r["qualifier"]): (r["type"], r["timestamp"], r["sequence_id"], r["value"]) for r in rows
@@ -129,7 +129,7 @@ def shown(table: Location) -> dict[tuple[str, str, str], tuple[str, int, int, st
     return found
 
 
-def wanted(changes: Sequence[CellChange]) -> dict[tuple[str, str, str], tuple[str, int, int, str]]:
+def wanted(changes: Sequence[CellChange]) -> dict[tuple[str, ...], tuple[Any, ...]]:
     return {key: ("put", one[0].ts, one[0].seq, one[0].value) for key, one in scan(changes).items()}
 
 
