@@ -194,20 +194,21 @@ def _hbase(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     flaws = [parts.isNull(), parts["line_flaw"].isNotNull(), ~F.endswith(F.rtrim(LINE), F.lit("}"))]
     flaws += [columns[name].isNull() for name in HBASE if name not in HBASE_BYTES]
     for name in HBASE_BYTES:
-        columns[f"{name}_bytes"] = F.try_to_binary(parts[f"{name}_base64"], F.lit("base64"))
+        columns[f"{name}_bytes"] = _decoded(parts[f"{name}_base64"])
         is_there = parts[name].isNotNull().cast("int") + columns[f"{name}_bytes"].isNotNull().cast("int")
         # Only a put has a value.
         flaws.append(is_there != (F.when(parts["type"] == "put", 1).otherwise(0) if name == "value" else F.lit(1)))
         flaws.append(parts[f"{name}_base64"].isNotNull() & columns[f"{name}_bytes"].isNull())
     flaws.append(~parts["type"].isin(*HBASE_TYPES))
     columns["tags"] = F.transform(
-        parts["tags"],
-        lambda tag: F.struct(
-            tag["type"].alias("type"), F.try_to_binary(tag["data_base64"], F.lit("base64")).alias("data")
-        ),
+        parts["tags"], lambda tag: F.struct(tag["type"].alias("type"), _decoded(tag["data_base64"]).alias("data"))
     )
     flaw = F.when(reduce(or_, (F.coalesce(one, F.lit(True)) for one in flaws)), F.lit(NOT_CHANGE))
     return ParsedLines(read, columns, flaw)
+
+
+def _decoded(text: Column) -> Column:
+    return F.try_to_binary(text, F.lit("base64"))
 
 
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
@@ -301,10 +302,8 @@ def extra_fields(settings: ParserSettings) -> list[StructField]:
         return [StructField(FIELDS, MapType(StringType(), StringType()))]
     if settings.format == "hbase":
         tag = StructType([*spark_fields(type="int"), StructField("data", BinaryType())])
-        return [
-            *(StructField(f"{name}_bytes", BinaryType()) for name in HBASE_BYTES),
-            StructField("tags", ArrayType(tag)),
-        ]
+        names = (f"{name}_bytes" for name in HBASE_BYTES)
+        return [*(StructField(name, BinaryType()) for name in names), StructField("tags", ArrayType(tag))]
     return [StructField(RESCUED, StringType())] if settings.rescued else []
 
 

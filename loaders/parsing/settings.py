@@ -39,8 +39,8 @@ RESERVED: Final = frozenset((*_ROW, *_BESIDE, *_ASIDE))
 
 _ACCESS: Final = "remote_host ident user time request method path protocol status body_bytes referer user_agent"
 ACCESS: Final = {**dict.fromkeys(_ACCESS.split(), "string"), "status": "int", "body_bytes": "bigint"}
-# The changes of `logferry hbase subscribe`. Of row, family, qualifier and value either the text is set or, where they are
-# not UTF-8, a column of their bytes.
+# The changes of `logferry hbase subscribe`. Of row, family, qualifier and value the text is set or, where it would not
+# be UTF-8, the column of their bytes.
 HBASE: Final = {
     **dict.fromkeys(("table", "row", "family", "qualifier", "type"), "string"),
     "timestamp": "bigint",
@@ -110,7 +110,7 @@ class ParserSettings(BaseModel):
     versions: Annotated[int, Field(ge=1, le=1000)] = VERSIONS_KEPT
     """How many versions of a cell that table keeps, for the case that newer ones are deleted one by one."""
     msgpack: bool = True
-    """Whether chunks of MessagePack are read, for `hbase`. Spark's executors need Python and the package msgpack then."""
+    """Whether chunks of MessagePack are read, for `hbase`: executors need Python and the package msgpack then."""
     event_time: EventTime | None = None
     """Event time of a line (default: none; `access` has its own)."""
 

@@ -23,12 +23,13 @@ from typing import Final
 
 DROPPED: Final = "dropped"
 
-# In the SQL of Spark and of DuckDB. The cells have the columns t, r, f, q (table, row, family, qualifier), kind, ts, seq
-# (sequence id), place (within the edit) and body. The result has ``latest``, too.
+# In the SQL of Spark and of DuckDB. The cells have the columns t, r, f, q (table, row, family, qualifier), kind, ts,
+# seq (sequence id), place (within the edit) and body. The result has ``latest``, too.
 _RULE: Final = """
 WITH once AS (
     SELECT * FROM (
-        SELECT *, row_number() OVER (PARTITION BY t, r, f, q, kind, ts ORDER BY seq DESC, place DESC) AS copy FROM {cells}
+        SELECT *, row_number() OVER (PARTITION BY t, r, f, q, kind, ts ORDER BY seq DESC, place DESC) AS copy
+        FROM {cells}
     ) AS numbered WHERE copy = 1
 ), hidden AS (
     SELECT *,

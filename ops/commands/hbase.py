@@ -126,7 +126,7 @@ def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=ENCODINGS,
         default="json",
-        help="how changes are written to the topic (default: %(default)s)",
+        help="of changes in the topic (default: %(default)s)",
     )
     add("--url", action="append", metavar="URL", help="of a gateway worker; repeat it (default: http://127.0.0.1:8080)")
     add(

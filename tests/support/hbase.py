@@ -119,9 +119,10 @@ def make_topic(url: str, topic: str) -> str:
 # ---- what is there --------------------------------------------------------------------------------------------------
 
 
-def scanned(hbase: HBaseCluster, table: str, folder: Path) -> set[Change]:
-    file = folder / f"scan-{table.replace(':', '.')}"
-    hbase.shell(f"scan {table} {file}")
+def scanned(hbase: HBaseCluster, table: str, folder: Path, command: str = "scan") -> set[Change]:
+    """``command``: ``shown`` for what a client sees, without older versions and deletes."""
+    file = folder / f"{command}-{table.replace(':', '.')}"
+    hbase.shell(f"{command} {table} {file}")
     found = set()
     for line in file.read_text().splitlines():
         *cell, timestamp, kind = line.split(" ")

@@ -122,9 +122,8 @@ def random_edits(dice: random.Random, first: int, count: int) -> tuple[list[Sent
 
 def shown(table: Location) -> dict[tuple[str, ...], tuple[Any, ...]]:
     rows = [row for row in stored(TablePaths.of(table).latest) if row["latest"]]
-    found = {
-        (r["row"], r["family"], r["qualifier"]): (r["type"], r["timestamp"], r["sequence_id"], r["value"]) for r in rows
-    }
+    names = ("type", "timestamp", "sequence_id", "value")
+    found = {(row["row"], row["family"], row["qualifier"]): tuple(row[name] for name in names) for row in rows}
     assert len(found) == len(rows)
     return found
 
