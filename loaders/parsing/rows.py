@@ -221,7 +221,7 @@ def _plain(records: DataFrame, parser: ParserSettings) -> DataFrame:
     # Executors need not have this package.
     register_pickle_by_value(hbase_events)
     is_packed = F.expr("attributes['format'] <=> 'msgpack'")
-    lines = F.udf(hbase_events.json_lines, BinaryType())(F.when(is_packed, F.col("value")))
+    lines = F.udf(hbase_events.json_lines, BinaryType(), useArrow=False)(F.when(is_packed, F.col("value")))
     unpacked = records.withColumn("value", F.coalesce(lines, F.col("value")))
     return unpacked.withColumn("clean", F.expr("is_valid_utf8(cast(value as string))"))
 
