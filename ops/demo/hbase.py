@@ -45,7 +45,7 @@ _LOOK_S: Final = 1.0
 _STOP_S: Final = 40.0
 
 
-class Cell(NamedTuple):
+class HBaseChange(NamedTuple):
     """A change as HBase's scan and the tables have it."""
 
     row: bytes
@@ -186,13 +186,13 @@ class HBaseDemo:
         state = compare("latest state", set(shown), set(latest))
         return [log, state._replace(table=len(latest), twice=len(latest) - len(set(latest)))]
 
-    def _scan(self, command: str) -> Iterator[Cell]:
+    def _scan(self, command: str) -> Iterator[HBaseChange]:
         file = self._folder / command
         self._hbase.shell(f"{command} {NAME} {file}")
         for line in file.read_text(encoding="utf-8").splitlines():
             *names, timestamp, kind = line.split(" ")
             row, family, qualifier, value = (bytes.fromhex(text[1:]) for text in names)
-            yield Cell(row, family, qualifier, value, int(timestamp), TYPES[int(kind)])
+            yield HBaseChange(row, family, qualifier, value, int(timestamp), TYPES[int(kind)])
 
     def _stored(self, path: Any, *more: str) -> list[dict[str, Any]]:
         table = open_table(path)
@@ -204,14 +204,14 @@ class HBaseDemo:
         return rows
 
 
-def cell_of(row: dict[str, Any]) -> Cell:
+def cell_of(row: dict[str, Any]) -> HBaseChange:
     """A delete has no value, which a scan shows as an empty one."""
     names = ("row", "family", "qualifier", "value")
     texts = [row[f"{name}_bytes"] if row[name] is None else row[name].encode() for name in names]
-    return Cell(*(text or b"" for text in texts), row["timestamp"], row["type"])
+    return HBaseChange(*(text or b"" for text in texts), row["timestamp"], row["type"])
 
 
-def compare(what: str, hbase: set[Cell], table: set[Cell]) -> Compared:
+def compare(what: str, hbase: set[HBaseChange], table: set[HBaseChange]) -> Compared:
     return Compared(what, len(hbase), len(table), len(hbase - table), len(table - hbase))
 
 

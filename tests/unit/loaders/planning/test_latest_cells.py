@@ -37,7 +37,7 @@ class LatestTable:
         self._db.register("fresh", fresh)
         cells = f"SELECT {_NAMES} FROM kept UNION ALL SELECT 't', * FROM fresh"
         self._db.execute(
-            f"CREATE OR REPLACE TABLE kept AS WITH cells AS ({cells}) SELECT * FROM ({rule(self._versions)})"
+            f"CREATE OR REPLACE TABLE kept AS WITH cells AS ({cells}) SELECT * FROM ({rule(self._versions, 'cells')})"
         )
 
     def rows(self, where: str = "true") -> list[CellChange]:
