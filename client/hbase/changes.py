@@ -1,4 +1,4 @@
-"""From a request of HBase to chunks: one chunk an edit, one line of JSON a cell. Pure.
+"""From a request of HBase to chunks: one chunk an edit; a line of JSON, or a map of MessagePack, a cell. Pure.
 
 The source of a chunk is the region, its seqno the sequence id of the edit, which rises within a region and is never
 used twice. So an edit that HBase ships again is a duplicate for the gateway. The partition key is the table: the edits
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgpack
 from logferry.client.hbase import messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, WHOLE_FAMILY, CellBlock, HBaseCell
 from logferry.client.hbase.definition import PeerDefinition
@@ -73,11 +74,15 @@ class CellFilter:
 class ShippedEdits:
     """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table."""
 
-    def __init__(self, param: memoryview, cells: memoryview, cluster_id: str, wanted: CellFilter) -> None:
-        """``cluster_id``: of the HBase that is served. Raises ForeignBytes."""
+    def __init__(
+        self, param: memoryview, cells: memoryview, cluster_id: str, wanted: CellFilter, encoding: str = "json"
+    ) -> None:
+        """``cluster_id``: of the HBase that is served. ``encoding``: of the definition. Raises ForeignBytes."""
         self._request = messages.parse("ReplicateWALEntryRequest", param)
         self._cluster_id = cluster_id
         self._cells, self._wanted = CellBlock(cells), wanted
+        self._is_packed = encoding == "msgpack"
+        self._written = map_of if self._is_packed else line_of
         self._last: dict[str, int] = {}
         self.bulk_loads: dict[str, int] = {}
 
@@ -110,14 +115,14 @@ class ShippedEdits:
                 if cell.qualifier == BULK_LOAD and is_wanted:
                     self.bulk_loads[table] = self.bulk_loads.get(table, 0) + 1
             elif is_wanted and self._wanted.wants(cell):
-                line = line_of(cell, table, region, seqno, key.write_time)
+                line = self._written(cell, table, region, seqno, key.write_time)
                 if lines and size + len(line) > PART_BYTES:
-                    yield _part(table, region, part, key, lines)
+                    yield self._part(table, region, part, key, lines)
                     part, size, lines = part + 1, 0, []
                 lines.append(line)
                 size += len(line)
         if lines:
-            yield _part(table, region, part, key, lines)
+            yield self._part(table, region, part, key, lines)
 
     def _check_cluster(self, key: Any) -> None:
         """HBase marks an edit with each cluster that it went through: that of the sender is among them."""
@@ -126,10 +131,10 @@ class ShippedEdits:
             shown = ", ".join(names) or "(not named)"
             raise WrongCluster(f"an edit is of the cluster {shown}, and this connector serves {self._cluster_id}")
 
-
-def _part(table: str, region: str, part: int, key: Any, lines: list[bytes]) -> RegionChunk:
-    chunk = Chunk(key.log_sequence_number, None, key.write_time, {"table": table}, b"".join(lines))
-    return RegionChunk(table, region if part == 1 else f"{region}/{part}", chunk)
+    def _part(self, table: str, region: str, part: int, key: Any, lines: list[bytes]) -> RegionChunk:
+        attributes = {"table": table, "format": "msgpack"} if self._is_packed else {"table": table}
+        chunk = Chunk(key.log_sequence_number, None, key.write_time, attributes, b"".join(lines))
+        return RegionChunk(table, region if part == 1 else f"{region}/{part}", chunk)
 
 
 def line_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_time: int) -> bytes:
@@ -145,6 +150,17 @@ def line_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_ti
         found["tags"] = [{"type": kind, "data_base64": b64encode(data).decode()} for kind, data in cell.tags]
     found["sequence_id"], found["write_time"], found["region"] = sequence_id, write_time, region
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def map_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_time: int) -> bytes:
+    """A change as a map of MessagePack: the keys of `line_of`, with bytes as bytes."""
+    names = {"row": cell.row, "family": cell.family, "qualifier": cell.qualifier}
+    found: dict[str, object] = {"table": table, **names, "type": cell.type, "timestamp": cell.timestamp}
+    if cell.type == "put":
+        found["value"] = cell.value
+    if cell.tags:
+        found["tags"] = [{"type": kind, "data": data} for kind, data in cell.tags]
+    return bytes(msgpack.packb({**found, "sequence_id": sequence_id, "write_time": write_time, "region": region}))
 
 
 def _put(found: dict[str, object], name: str, data: bytes) -> None:

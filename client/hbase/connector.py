@@ -38,6 +38,7 @@ class Shipping:
 
     def __init__(self, definition: PeerDefinition, cluster_id: str, delivery: GatewayDelivery) -> None:
         self._filter, self._cluster_id, self._delivery = CellFilter(definition), cluster_id, delivery
+        self._encoding = definition.encoding
         self._lock = threading.Lock()
         self.calls = self.chunks = self.bytes = 0
 
@@ -45,7 +46,7 @@ class Shipping:
         """Returns when everything in the call is recorded. Raises CallRefused, ForeignBytes."""
         allowed_s = min(call.timeout_ms / 1000 or _CALL_S, _CALL_S) * _PART
         try:
-            edits = ShippedEdits(call.param, call.cells, self._cluster_id, self._filter)
+            edits = ShippedEdits(call.param, call.cells, self._cluster_id, self._filter, self._encoding)
             done = self._delivery.deliver(edits, time.monotonic() + allowed_s)
         except WrongCluster as error:
             raise CallRefused(str(error)) from None

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from logferry.client.events import set_up
 from logferry.client.hbase.connector import Connector
-from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit, check_name
+from logferry.client.hbase.definition import ENCODINGS, ROOT, PeerDefinition, Unfit, check_name
 from logferry.client.hbase.frames import CallFailed
 from logferry.client.hbase.master import ENABLED, HBaseMaster
 from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
@@ -122,6 +122,12 @@ def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
     add("--qualifiers", nargs="+", default=[], metavar="QUALIFIER", help="only these columns, and deletes of families")
     add("--row-prefixes", nargs="+", default=[], metavar="PREFIX", help="only rows that begin with one of these")
     add("--row-pattern", default="", metavar="REGEX", help="only rows in which this is found, by bytes")
+    add(
+        "--format",
+        choices=ENCODINGS,
+        default="json",
+        help="of changes in the topic (default: %(default)s)",
+    )
     add("--url", action="append", metavar="URL", help="of a gateway worker; repeat it (default: http://127.0.0.1:8080)")
     add(
         "--token-file", metavar="FILE", help=f"file with the token (default: the environment variable {TOKEN_VARIABLE})"
@@ -150,7 +156,7 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
         raise UsageError("--call-mb: must be at least 1, and at most --memory-mb")
     limits = ServerLimits(args.call_mb * _MIB, args.memory_mb * _MIB)
     try:
-        definition = PeerDefinition(args.topic, tuple(args.tables), *filters).check()
+        definition = PeerDefinition(args.topic, tuple(args.tables), *filters, args.format).check()
         cluster = cluster_of(args.url or "http://127.0.0.1:8080", token_of(args))
         dialer = Dialer(args.ca_file, proxies=proxies_of(os.environ))
     except (ValueError, OSError) as error:

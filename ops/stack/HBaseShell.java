@@ -78,7 +78,8 @@ public class HBaseShell {
             case "unlogged": return unlogged(words);
             case "delete": return delete(words);
             case "bulk": return bulk(words);
-            case "scan": return scan(words[1], Path.of(words[2]));
+            case "scan": return scan(words[1], Path.of(words[2]), new Scan().setRaw(true).readAllVersions());
+            case "shown": return scan(words[1], Path.of(words[2]), new Scan());
             case "regions": return regions(TableName.valueOf(words[1]));
             case "servers": return String.join(" ", admin.getRegionServers().stream().map(ServerName::getServerName).toList());
             case "move": return move(words);
@@ -184,12 +185,13 @@ public class HBaseShell {
         }
     }
 
-    // All versions and all deletes, one a line: row, family, qualifier and value in hexadecimal, timestamp, type.
-    private String scan(String name, Path file) throws Exception {
+    // One cell a line: row, family, qualifier and value in hexadecimal, timestamp, type. `scan` has all versions and all
+    // deletes, `shown` what a client sees.
+    private String scan(String name, Path file, Scan scan) throws Exception {
         connection.clearRegionLocationCache();
         long count = 0;
-        Scan scan = new Scan().setRaw(true).readAllVersions().setCaching(1000);
-        try (Table table = connection.getTable(TableName.valueOf(name)); ResultScanner rows = table.getScanner(scan);
+        try (Table table = connection.getTable(TableName.valueOf(name));
+                ResultScanner rows = table.getScanner(scan.setCaching(1000));
                 PrintStream out = new PrintStream(Files.newOutputStream(file), false, StandardCharsets.UTF_8)) {
             for (Result row : rows) {
                 for (Cell cell : row.rawCells()) {

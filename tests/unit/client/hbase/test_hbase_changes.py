@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgpack
 import pytest
 from logferry.client.hbase import changes, messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, HBaseCell
@@ -18,7 +20,7 @@ from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGI
 def edits_of(edits: Sequence[Edit], definition: Any = ORDERS, **options: Any) -> ShippedEdits:
     request, block = shipped(edits, **options)
     data = memoryview(request.SerializeToString())
-    return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition))
+    return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition), definition.encoding)
 
 
 def lines(chunks: list[RegionChunk]) -> list[dict[str, Any]]:
@@ -142,3 +144,28 @@ def test_an_edit_that_claims_more_cells_than_there_are_is_refused() -> None:
     data = memoryview(request.SerializeToString())
     with pytest.raises(ForeignBytes, match="ends at byte"):
         list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS)))
+
+
+def test_messagepack_holds_bytes_as_bytes() -> None:
+    cell = HBaseCell("ä".encode(), b"d", b"\xff", 7, "put", b"\x00\xfe", ((4, b"ttl"),))
+    packed = ORDERS._replace(encoding="msgpack")
+    deletes = [put("a")._replace(type=kind, value=b"") for kind in ("delete", "delete_family")]
+    (found,) = edits_of([(REGION, 5, [cell, *deletes])], packed)
+    assert found.chunk.attributes == {"table": "orders", "format": "msgpack"}
+    maps = list(msgpack.Unpacker(io.BytesIO(found.chunk.data)))
+    assert maps[0] == {
+        "table": "orders", "row": "ä".encode(), "family": b"d", "qualifier": b"\xff", "type": "put", "timestamp": 7,
+        "value": b"\x00\xfe", "tags": [{"type": 4, "data": b"ttl"}],
+        "sequence_id": 5, "write_time": 1_700_000_000_000, "region": REGION,
+    }  # fmt: skip
+    assert [("value" in one, one["type"]) for one in maps[1:]] == [(False, "delete"), (False, "delete_family")]
+
+
+def test_messagepack_is_cut_like_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "PART_BYTES", 400)
+    edits = [(REGION, 5, [put(f"row-{number}", b"\xff" * 100) for number in range(9)])]
+    found = list(edits_of(edits, ORDERS._replace(encoding="msgpack")))
+    assert [one.source_id for one in found] == [REGION, *(f"{REGION}/{part}" for part in range(2, len(found) + 1))]
+    assert len(found) > 2
+    rows = [one["row"] for part in found for one in msgpack.Unpacker(io.BytesIO(part.chunk.data))]
+    assert rows == [b"row-%d" % number for number in range(9)]
