@@ -2,7 +2,7 @@
 
 Memory is bounded: a call is read when there is room for all of it within ``memory_bytes``, and until then its
 connection waits, which slows HBase down. A call of more than ``call_bytes`` is read past and refused with the setting
-that makes it smaller. A connection that stops in the middle of a call is cut after `_STALLED_S`.
+that makes it smaller. A connection that does not send the whole of a call in time is cut.
 
 Every call is answered, as done or with the reason why it is not, unless its bytes are not HBase's: then the connection
 is closed. HBase ships again what was not answered as done.
@@ -24,9 +24,17 @@ from logferry.client.hbase import frames
 from logferry.client.hbase.frames import RemoteCall
 from logferry.client.hbase.messages import ForeignBytes
 
+# So long for the opening of a connection, and for a call, which has more the larger it is.
 _STALLED_S = 60.0
-_MOST_CONNECTIONS = 256
+_SLOWEST_BYTES_S = 1 << 20
+_MOST_CONNECTIONS = 1000
 _PIECE_BYTES = 256 << 10
+# A host that vanished is noticed after some minutes, so that its connections do not remain.
+_KEEPALIVE = tuple(
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 6))
+    if hasattr(socket, name)
+)
 
 
 class ServerLimits(NamedTuple):
@@ -118,6 +126,9 @@ class PeerServer:
         with closing(link):
             try:
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _KEEPALIVE:
+                    link.setsockopt(socket.IPPROTO_TCP, option, value)
                 _Connection(link, who, self._room, self._limits, self._submit).run()
             except _CutOff:
                 pass
@@ -166,12 +177,13 @@ class _Connection:
         self.who = who
         self._link, self._room, self._limits, self._submit = link, room, limits, submit
         self._refusal: str | None = None
+        self._deadline: float | None = None  # for what is read, monotonic; None: the other side may be silent
         self._sending = threading.Lock()
 
     def run(self) -> None:
         """Until the other side closes. Raises ForeignBytes, _CutOff, OSError."""
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_STALLED_S), 0))
-        self._link.settimeout(_STALLED_S)
+        self._deadline = time.monotonic() + _STALLED_S
         frames.check_preamble(bytes(self._read(frames.PREAMBLE_BYTES)))
         size = self._length()
         if not 0 < size <= frames.MOST_HEADER_BYTES:
@@ -180,9 +192,8 @@ class _Connection:
         if self._refusal:
             log_event("hbase-refused", who=self.who, reason=self._refusal)
         while True:
-            self._link.settimeout(None)
+            self._deadline = None
             size = self._length()
-            self._link.settimeout(_STALLED_S)
             if size <= 0:
                 raise ForeignBytes(f"a call of {size} bytes")
             if self._refusal or size > self._limits.call_bytes:
@@ -200,9 +211,11 @@ class _Connection:
                 self._link.shutdown(socket.SHUT_RDWR)
 
     def _take(self, size: int) -> None:
+        came = time.monotonic()
         self._room.take(size)
         try:
-            call = frames.call_of(memoryview(self._read(size)))
+            self._deadline = time.monotonic() + _STALLED_S + size / _SLOWEST_BYTES_S
+            call = frames.call_of(memoryview(self._read(size)), came)
         except BaseException:
             self._room.give(size)
             raise
@@ -210,6 +223,7 @@ class _Connection:
 
     def _refuse(self, size: int) -> None:
         """Reads past a call, and answers it."""
+        self._deadline = time.monotonic() + _STALLED_S + size / _SLOWEST_BYTES_S
         start = self._read(min(size, frames.MOST_CALL_HEADER_BYTES))
         left = size - len(start)
         while left:
@@ -234,9 +248,12 @@ class _Connection:
         data = bytearray()
         while len(data) < size:
             try:
+                if self._deadline is not None and self._deadline <= time.monotonic():
+                    raise TimeoutError
+                self._link.settimeout(None if self._deadline is None else max(self._deadline - time.monotonic(), 0.001))
                 piece = self._link.recv(min(size - len(data), _PIECE_BYTES))
             except TimeoutError:
-                raise ForeignBytes(f"silent for {_STALLED_S:.0f} s inside of a call") from None
+                raise ForeignBytes(f"{len(data)} of {size} bytes in the time for them: too slow, or silent") from None
             except ConnectionError:
                 raise _CutOff from None
             if not piece:
