@@ -125,6 +125,14 @@ def test_a_sequence_id_that_does_not_rise_is_refused(second: int) -> None:
         list(edits_of([(REGION, 5, [put("a")]), (REGION, second, [put("b")])]))
 
 
+def test_an_edit_that_comes_twice_in_a_call_is_written_once() -> None:
+    """A region server whose log breaks writes what was not acknowledged into the next one, too."""
+    edits = [(REGION, n, [put(f"row-{n}")]) for n in (5, 6, 7, 6, 7, 8)]
+    found = list(edits_of(edits))
+    assert [one.chunk.seqno for one in found] == [5, 6, 7, 8]
+    assert [line["row"] for line in lines(found)] == ["row-5", "row-6", "row-7", "row-8"]
+
+
 @pytest.mark.parametrize("region", ["", "..", "A" * 32, "0" * 31])
 def test_a_region_with_another_name_is_refused(region: str) -> None:
     with pytest.raises(ForeignBytes, match="has the region"):
