@@ -4,8 +4,9 @@ The order of the start: the definition is stored, the port listens, the connecto
 the peer is registered, if it is not there. So HBase never ships to a cluster that is not served. A crash in between
 leaves nothing that the next start does not complete.
 
-While it runs, the peer and the tables are checked every `CHECK_EVERY_S`, and a connector that finds one unfit ends:
-a peer that is no longer serial would lose changes.
+While it runs, the peer and the tables are checked every `CHECK_EVERY_S`, the peer also when it is changed, and a
+connector that finds one unfit ends: a peer that is no longer serial would lose changes. A table that is dropped has
+no more changes, and does not end those of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import suppress
 
 from logferry.client.events import log_event
 from logferry.client.hbase.changes import CellFilter, ShippedEdits, WrongCluster
-from logferry.client.hbase.definition import PeerDefinition, Unfit, check_peer, check_tables, cluster_key, peer_of
+from logferry.client.hbase.definition import PeerDefinition, Unfit, check_peer, cluster_key, missing_tables, peer_of
 from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
 from logferry.client.hbase.frames import CallFailed, RemoteCall
 from logferry.client.hbase.master import HBaseMaster
@@ -46,7 +47,7 @@ class Shipping:
         allowed_s = min(call.timeout_ms / 1000 or _CALL_S, _CALL_S) * _PART
         try:
             edits = ShippedEdits(call.param, call.cells, self._cluster_id, self._filter)
-            done = self._delivery.deliver(edits, time.monotonic() + allowed_s)
+            done = self._delivery.deliver(edits, call.came + allowed_s)
         except WrongCluster as error:
             raise CallRefused(str(error)) from None
         except NotDelivered as error:
@@ -81,12 +82,14 @@ class Connector:
         self._key = cluster_key(registry.hosts, name)
         self._cluster, self._dialer = cluster, dialer
         self._listen, self._advertise, self._limits = listen, advertise, limits
+        self._missing: list[str] = []
 
     def run(self, stop: threading.Event, ready: Callable[[int], None] = lambda port: None) -> None:
         """Until ``stop`` is set, whose setter also wakes `Registry.changed`; calls ``ready`` with the port once HBase
         ships. Raises Unfit, Unanswered, OSError.
         """
-        check_tables(self.definition, self._master.tables(self.definition.tables))
+        is_new = self._registry.definition(self.name) is None
+        self._check_tables(is_new)
         peer = self._master.peers().get(self.name)
         if peer is not None:
             check_peer(self.name, peer.config, self.definition, self._key)
@@ -122,12 +125,14 @@ class Connector:
             check_peer(self.name, peer.config, self.definition, self._key)
 
     def _watch(self, node: str, stop: threading.Event) -> None:
-        next_check = time.monotonic() + CHECK_EVERY_S
+        next_check = time.monotonic()
         while not stop.is_set():
             self._registry.changed.wait(max(next_check - time.monotonic(), 0))
             self._registry.changed.clear()
             if stop.is_set():
                 return
+            if self._registry.peer_changed.is_set():
+                next_check = time.monotonic()
             try:
                 if not self._registry.is_connected:
                     raise Unanswered("the connection to ZooKeeper is lost")
@@ -145,8 +150,18 @@ class Connector:
                 next_check = time.monotonic() + wait_s
 
     def _check(self) -> None:
+        self._registry.watch_peer(self.name)
         peer = self._master.peers().get(self.name)
         if peer is None:
             raise Unfit(f"the peer {self.name} was removed from HBase; subscribe again to have it registered")
         check_peer(self.name, peer.config, self.definition, self._key)
-        check_tables(self.definition, self._master.tables(self.definition.tables))
+        self._check_tables(is_new=False)
+
+    def _check_tables(self, is_new: bool) -> None:
+        missing = missing_tables(self.definition, self._master.tables(self.definition.tables))
+        if missing and is_new:
+            raise Unfit("\n  ".join(f"HBase has no table {table}: create it, or correct --tables" for table in missing))
+        for table in missing:
+            if table not in self._missing:
+                log_event("hbase-table-missing", table=table)
+        self._missing = missing

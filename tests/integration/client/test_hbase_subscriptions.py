@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 from logferry.client.hbase.cells import TYPES
+from logferry.client.hbase.connector import CHECK_EVERY_S
+from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
+from logferry.client.hbase.zookeeper import Registry
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 
 from tests.support.gateway import Gateway
@@ -179,6 +182,67 @@ def test_a_peer_that_is_not_serial_is_refused_and_ends_a_connector(subscription:
     assert (connector.child.exit_status, "is not serial" in text) == (2, True)
     subscription.hbase.shell(f"serial {subscription.name} true")
     subscription.connector().start().stop()
+
+
+def test_a_peer_that_is_changed_is_looked_at_at_once(subscription: Subscription) -> None:
+    """The less HBase ships while it is not serial, the better."""
+    subscription.create_table()
+    connector = subscription.connector().start()
+    began = time.monotonic()
+    subscription.hbase.shell(f"serial {subscription.name} false")
+    connector.end()
+    assert time.monotonic() - began < CHECK_EVERY_S - 2
+    subscription.hbase.shell(f"serial {subscription.name} true")
+
+
+def test_a_table_that_is_dropped_does_not_end_the_others(subscription: Subscription) -> None:
+    dropped = f"{subscription.name}_2"
+    tables = f"{subscription.name} {dropped}"
+    subscription.create_table()
+    subscription.hbase.shell(f"create {dropped} d 1 1")
+    connector = subscription.connector(tables=tables).start()
+    subscription.hbase.shell(f"drop {dropped}")
+    connector.wait_logged(b"hbase-table-missing table=" + dropped.encode())
+    subscription.put("after")
+    assert subscription.rows_with("after") == ["after"]
+    connector.stop()
+    connector.start()
+    subscription.put("started-again")
+    assert subscription.rows_with("started-again") == ["after", "started-again"]
+    connector.stop()
+
+
+def test_two_new_subscriptions_of_one_topic_do_not_both_begin(subscription: Subscription) -> None:
+    """Not even where the second one is stored between the look and the writing of the first one."""
+    mine, other = f"{subscription.name}_1", f"{subscription.name}_2"
+    definition = PeerDefinition(subscription.name, (subscription.name,)).check()
+
+    class Raced(Registry):
+        def _create(self, path: str, data: bytes) -> None:
+            super()._create(f"{ROOT}/{other}/subscription", definition.packed())
+            super()._create(path, data)
+
+    with Raced([subscription.hbase.zookeeper]) as registry:
+        with pytest.raises(Unfit, match=f"{other} writes the topic"):
+            registry.define(mine, definition)
+        assert registry.names().count(mine) == 0
+        registry.remove(other)
+
+
+def test_a_region_that_is_truncated_goes_on(subscription: Subscription) -> None:
+    """Its sequence ids go on, too: otherwise what follows would look like duplicates."""
+    subscription.create_table()
+    connector = subscription.connector().start()
+    for number in range(5):
+        subscription.put(f"before-{number}")
+    assert len(subscription.rows_with("before-4")) == 5
+    (region,) = subscription.hbase.shell(f"regions {subscription.name}").split()
+    subscription.hbase.shell(f"truncate {region.split('@')[0]}")
+    assert subscription.hbase.shell(f"regions {subscription.name}").split()[0].split("@")[0] == region.split("@")[0]
+    for number in range(3):
+        subscription.put(f"after-{number}")
+    assert subscription.rows_with("after-2")[5:] == ["after-0", "after-1", "after-2"]
+    connector.stop()
 
 
 def test_a_peer_of_another_kind_is_left_alone(subscription: Subscription) -> None:
