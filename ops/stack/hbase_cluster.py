@@ -158,6 +158,8 @@ class HBaseCluster:
             # HBase retries after 10 s by default, and gives a call up after 60 s.
             "hbase.serial.replication.waiting.ms": "500",
             "replication.source.sleepforretries": "300",
+            # The logs of a dead server are taken over so long after its end, or up to twice that: 30 s by default.
+            "replication.sleep.before.failover": "1000",
             "replication.source.shipedits.timeout": "10000",
             # Every connector is used; by default, a region server picks half of them.
             "replication.source.ratio": "1",

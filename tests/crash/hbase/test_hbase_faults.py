@@ -187,9 +187,20 @@ def master_killed(load: Load) -> None:
     load.hbase.wait_ready()
 
 
+def hbase_restarted(load: Load) -> None:
+    """All of it, killed and started again: the first time without its ZooKeeper, the second time with it."""
+    names = [MASTER, *load.hbase.names] + [ZOOKEEPER] * load.count("restart")
+    for name in names:
+        load.hbase.kill(name)
+    for name in reversed(names):
+        load.hbase.restart(name)
+    load.hbase.wait_ready()
+    load.more(RATE)
+
+
 FAULTS = (
     *(move, split, merge, server_killed, connector_killed, connectors_away, connector_frozen, worker_killed),
-    *(broker_killed, zookeeper_killed, master_killed),
+    *(broker_killed, zookeeper_killed, master_killed, hbase_restarted),
 )
 
 
