@@ -23,12 +23,14 @@ from logferry.client.events import log_event
 from logferry.client.hbase import frames
 from logferry.client.hbase.frames import RemoteCall
 from logferry.client.hbase.messages import ForeignBytes
+from logferry.client.hbase.metrics import Figures
 
 # So long for the opening of a connection, and for a call, which has more the larger it is.
 _STALLED_S = 60.0
 _SLOWEST_BYTES_S = 1 << 20
 _MOST_CONNECTIONS = 1000
 _PIECE_BYTES = 256 << 10
+_STOPS = "the connector stops"
 # A host that vanished is noticed after some minutes, so that its connections do not remain.
 _KEEPALIVE = tuple(
     (getattr(socket, name), value)
@@ -50,20 +52,20 @@ class CallRefused(Exception):
 
 
 class _Room:
-    """How many bytes of calls are held."""
+    """``left``: how many more bytes of calls can be held."""
 
     def __init__(self, bytes_: int) -> None:
-        self._left, self._changed = bytes_, threading.Condition()
+        self.left, self._changed = bytes_, threading.Condition()
 
     def take(self, size: int) -> None:
         """Waits until there is room."""
         with self._changed:
-            self._changed.wait_for(lambda: self._left >= size)
-            self._left -= size
+            self._changed.wait_for(lambda: self.left >= size)
+            self.left -= size
 
     def give(self, size: int) -> None:
         with self._changed:
-            self._left += size
+            self.left += size
             self._changed.notify_all()
 
 
@@ -76,16 +78,32 @@ class PeerServer:
     ForeignBytes.
     """
 
-    def __init__(self, host: str, port: int, carry_out: Callable[[RemoteCall], None], limits: ServerLimits) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        carry_out: Callable[[RemoteCall], None],
+        limits: ServerLimits,
+        figures: Figures | None = None,
+    ) -> None:
         """Listens. Raises OSError."""
         self._listener = socket.create_server((host, port), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         self._carry_out, self._limits = carry_out, limits
+        self._figures = figures or Figures()
         self._room = _Room(limits.memory_bytes)
         self._pool = ThreadPoolExecutor(limits.threads, "hbase-call")
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._is_closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        return self._limits.memory_bytes - self._room.left
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
 
     def start(self) -> None:
         threading.Thread(target=self._accept, name="hbase-accept", daemon=True).start()
@@ -129,7 +147,7 @@ class PeerServer:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in _KEEPALIVE:
                     link.setsockopt(socket.IPPROTO_TCP, option, value)
-                _Connection(link, who, self._room, self._limits, self._submit).run()
+                _Connection(link, who, self._room, self._limits, self._figures, self._submit).run()
             except _CutOff:
                 pass
             except (ForeignBytes, OSError) as error:
@@ -139,28 +157,30 @@ class PeerServer:
                 with self._lock:
                     self._connections.discard(link)
 
-    def _submit(self, connection: _Connection, call: RemoteCall, size: int) -> None:
+    def _submit(self, connection: _Connection, call: RemoteCall, size: int, number: int) -> None:
         try:
-            self._pool.submit(self._run, connection, call, size)
+            self._pool.submit(self._run, connection, call, size, number)
         except RuntimeError:  # the pool is shut down
             self._room.give(size)
-            connection.send(frames.failure(call.call_id, "the connector stops"))
+            self._figures.call_ended(number, connection.who, _STOPS)
+            connection.send(frames.failure(call.call_id, _STOPS))
 
-    def _run(self, connection: _Connection, call: RemoteCall, size: int) -> None:
+    def _run(self, connection: _Connection, call: RemoteCall, size: int, number: int) -> None:
+        why = ""
         try:
             if call.method != "ReplicateWALEntry":
                 raise CallRefused(f"{call.method} is not served here: this is a replication peer")
             self._carry_out(call)
-            reply = frames.answer(call.call_id)
         except (CallRefused, ForeignBytes) as error:
-            log_event("hbase-call-failed", who=connection.who, reason=error)
-            reply = frames.failure(call.call_id, str(error))
+            why = str(error)
         except Exception as error:  # noqa: BLE001  a defect: HBase must not wait for an answer that never comes
-            log_event("hbase-call-failed", who=connection.who, reason=repr(error))
-            reply = frames.failure(call.call_id, repr(error))
+            why = repr(error)
         finally:
             self._room.give(size)
-        connection.send(reply)
+        self._figures.call_ended(number, connection.who, why)
+        if why:
+            log_event("hbase-call-failed", who=connection.who, reason=why)
+        connection.send(frames.failure(call.call_id, why) if why else frames.answer(call.call_id))
 
 
 class _Connection:
@@ -172,10 +192,11 @@ class _Connection:
         who: str,
         room: _Room,
         limits: ServerLimits,
-        submit: Callable[[_Connection, RemoteCall, int], None],
+        figures: Figures,
+        submit: Callable[[_Connection, RemoteCall, int, int], None],
     ) -> None:
         self.who = who
-        self._link, self._room, self._limits, self._submit = link, room, limits, submit
+        self._link, self._room, self._limits, self._figures, self._submit = link, room, limits, figures, submit
         self._refusal: str | None = None
         self._deadline: float | None = None  # for what is read, monotonic; None: the other side may be silent
         self._sending = threading.Lock()
@@ -212,14 +233,16 @@ class _Connection:
 
     def _take(self, size: int) -> None:
         came = time.monotonic()
+        number = self._figures.call_came(came)
         self._room.take(size)
         try:
             self._deadline = time.monotonic() + _STALLED_S + size / _SLOWEST_BYTES_S
             call = frames.call_of(memoryview(self._read(size)), came)
-        except BaseException:
+        except BaseException as error:
             self._room.give(size)
+            self._figures.call_ended(number, self.who, str(error) or "it was cut off")
             raise
-        self._submit(self, call, size)
+        self._submit(self, call, size, number)
 
     def _refuse(self, size: int) -> None:
         """Reads past a call, and answers it."""
@@ -237,6 +260,7 @@ class _Connection:
         call_id = frames.call_id_of(memoryview(start))
         if call_id is None:
             raise ForeignBytes(f"a call of {size} bytes without a header")
+        self._figures.call_ended(self._figures.call_came(time.monotonic()), self.who, why)
         self.send(frames.failure(call_id, why))
 
     def _length(self) -> int:

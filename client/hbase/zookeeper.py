@@ -167,6 +167,16 @@ class Registry:
         """As ``HOST:PORT``."""
         return sorted(":".join(node.split(",")[:2]) for node in self._children(f"{ROOT}/{name}/rs"))
 
+    def notes(self, name: str) -> dict[str, bytes]:
+        """What each connector has noted, by HOST:PORT."""
+        nodes = self._children(f"{ROOT}/{name}/rs")
+        found = {":".join(node.split(",")[:2]): self._get(f"{ROOT}/{name}/rs/{node}") for node in nodes}
+        return {connector: note for connector, note in sorted(found.items()) if note is not None}
+
+    def note(self, name: str, node: str, data: bytes) -> None:
+        """HBase does not read what a node holds."""
+        self._try("set", f"{ROOT}/{name}/rs/{node}", data)
+
     def announce(self, name: str, node: str) -> bool:
         """Creates what is missing of the cluster that HBase looks for; True: the node was missing. ``node``:
         ``HOST,PORT,STARTCODE``.

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from logferry.client.hbase import changes, messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, HBaseCell
-from logferry.client.hbase.changes import CellFilter, RegionChunk, ShippedEdits, WrongCluster
+from logferry.client.hbase.changes import (
+    CLOCKS_MS,
+    CellFilter,
+    RegionChunk,
+    RegionHistory,
+    SequenceRestarted,
+    ShippedEdits,
+    WrongCluster,
+)
 from logferry.client.hbase.messages import ForeignBytes
 
 from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, Edit, put, shipped
@@ -131,6 +139,27 @@ def test_an_edit_that_comes_twice_in_a_call_is_written_once() -> None:
     found = list(edits_of(edits))
     assert [one.chunk.seqno for one in found] == [5, 6, 7, 8]
     assert [line["row"] for line in lines(found)] == ["row-5", "row-6", "row-7", "row-8"]
+
+
+def test_sequence_ids_that_begin_again_are_refused() -> None:
+    """As after HBase's `truncate_region`: the gateway would take the rest for duplicates."""
+    history = RegionHistory()
+    history.check(REGION, 500, 1_000_000)
+    history.check(REGION, 2, 1_000_000 + CLOCKS_MS)  # it may have come again from a server with another clock
+    history.check(OTHER_REGION, 2, 9_000_000)
+    with pytest.raises(SequenceRestarted, match=f"edit 3 of {REGION} was written 60 s after edit 500.*truncate_region"):
+        history.check(REGION, 3, 1_000_001 + CLOCKS_MS)
+    history.check(REGION, 501, 1_000_000)
+    history.check(REGION, 499, 999_000)
+
+
+def test_a_call_whose_sequence_ids_begin_again_writes_nothing() -> None:
+    history = RegionHistory()
+    history.check(REGION, 500, 1)
+    request, block = shipped([(REGION, 3, [put("a")])])
+    data = memoryview(request.SerializeToString())
+    with pytest.raises(SequenceRestarted):
+        list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS), history))
 
 
 @pytest.mark.parametrize("region", ["", "..", "A" * 32, "0" * 31])

@@ -223,7 +223,7 @@ def call(timeout_ms: int = 0, **options: Any) -> RemoteCall:
 def test_a_call_is_done_when_all_of_it_is_recorded(writing: GatewayDelivery, gateway: FakeGateway) -> None:
     shipping = Shipping(ORDERS, CLUSTER, writing)
     shipping.carry_out(call())
-    assert (seqnos(gateway), shipping.chunks) == ([5, 6], 2)
+    assert (seqnos(gateway), shipping.figures.chunks) == ([5, 6], 2)
 
 
 def test_a_call_of_another_cluster_is_refused_and_writes_nothing(
