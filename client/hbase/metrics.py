@@ -16,12 +16,12 @@ _MOST_REASON = 300
 _GAUGE, _COUNTER = "gauge", "counter"
 
 
-class Wait(NamedTuple):
-    """The last call of a region server that was not carried out, and how many there were. ``who``: its address."""
+class RefusedCall(NamedTuple):
+    """The last call of a region server that was not carried out, and how many times it happened. ``who``: its host."""
 
     who: str
     at_ms: int
-    count: int
+    times: int
     reason: str
 
 
@@ -34,7 +34,7 @@ class Figures:
         self._lock = threading.Lock()
         self._next = 0
         self._in_hand: dict[int, float] = {}
-        self._waits: dict[str, Wait] = {}
+        self._waits: dict[str, RefusedCall] = {}
         self.calls = self.failed_calls = self.chunks = self.bytes = 0
         self.change_age_ms: int | None = None
 
@@ -55,8 +55,8 @@ class Figures:
                 return
             self.failed_calls += 1
             before = self._waits.pop(host, None)
-            count = 1 if before is None else before.count + 1
-            self._waits[host] = Wait(host, int(time.time() * 1000), count, reason[:_MOST_REASON])
+            times = 1 if before is None else before.times + 1
+            self._waits[host] = RefusedCall(host, int(time.time() * 1000), times, reason[:_MOST_REASON])
             if len(self._waits) > _MOST_WAITS:
                 self._waits.pop(next(iter(self._waits)))
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +73,18 @@ class Subscription:
             time.sleep(0.2)
         return rows
 
-    def status_with_shipped(self) -> dict[str, Any]:
-        """Once a region server has published that it shipped: each does so every ten seconds or so."""
+    def status(self, *more: str) -> dict[str, Any]:
+        found = json.loads(self.command("status", "--json", *more))["subscriptions"]
+        (shown,) = (one for one in found if one["name"] == self.name)
+        return dict(shown)
+
+    def status_with(self, fits: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Once it fits: region servers and connectors publish their figures every ten seconds or so."""
         deadline = time.monotonic() + 60
-        while True:
-            found = json.loads(self.command("status", "--json"))["subscriptions"]
-            (shown,) = (one for one in found if one["name"] == self.name)
-            if any(server["shipped_operations"] for server in shown["servers"]):
-                return dict(shown)
+        while not fits(shown := self.status()):
             assert time.monotonic() < deadline, shown
             time.sleep(0.5)
+        return shown
 
     def command(self, *arguments: str, expect: int = 0) -> str:
         command = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", *arguments]
@@ -285,10 +287,24 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     )
     subscription.put("before")
     subscription.wait_shipped()
-    shown = subscription.status_with_shipped()
+    shown = subscription.status_with(
+        lambda shown: (
+            any(server["shipped_operations"] for server in shown["servers"])
+            and all(figures.get("chunks") for figures in shown["connector_figures"].values())
+        )
+    )
     assert shown["problems"] == []
     assert max(shown["pushed_seqnos"].values()) > 0
     assert "operations shipped" in subscription.command("status")
+    url = subscription._workers.urls[0]
+    compared = subscription.status("--url", url)
+    (region,) = compared["recorded_seqnos"]
+    assert compared["recorded_seqnos"][region] == compared["pushed_seqnos"][region]
+    (figures,) = compared["connector_figures"].values()
+    assert (figures["chunks"], figures["failed_calls"]) == (1, 0)
+    text = subscription.command("status", "--url", url)
+    assert "1 calls done, 0 refused, 1 chunks recorded" in text
+    assert "regions: 1 in HBase, 1 in the gateway, which has less of 0" in text
     assert "is paused" in subscription.command("pause", name)
     subscription.put("while-paused")
     connector.stop()
@@ -313,6 +329,12 @@ def test_a_topic_that_is_missing_is_an_error_and_nothing_is_lost(subscription: S
     connector = subscription.connector(topic=later).start()
     subscription.put("early")
     connector.wait_logged(b"hbase-not-recorded kind=unknown-topic")
+    shown = subscription.status_with(
+        lambda shown: any(found.get("waits") for found in shown["connector_figures"].values())
+    )
+    ((wait,),) = (figures["waits"] for figures in shown["connector_figures"].values())
+    assert (wait["who"], "unknown-topic" in wait["reason"]) == ("127.0.0.1", True)
+    assert "127.0.0.1 last waited at" in subscription.command("status")
     subscription.topic = make_topic(workers.urls[0], later)
     subscription.wait_shipped()
     connector.stop()
