@@ -86,7 +86,7 @@ public class HBaseShell {
             case "split": return split(words[1], words[2]);
             case "merge": return merge(words[1], words[2]);
             case "drop": return drop(TableName.valueOf(words[1]));
-            case "truncate": admin.truncateRegionAsync(regionName(words[1])).get(60, TimeUnit.SECONDS); return "";
+            case "truncate": return truncate(words[1]);
             case "flush": admin.flush(TableName.valueOf(words[1])); return "";
             case "roll": admin.rollWALWriter(ServerName.valueOf(words[1])); return "";
             case "serial": return serial(words[1], Boolean.parseBoolean(words[2]));
@@ -253,6 +253,12 @@ public class HBaseShell {
     private String drop(TableName table) throws Exception {
         admin.disableTable(table);
         admin.deleteTable(table);
+        return "";
+    }
+
+    // HBase 2.5 does not have it.
+    private String truncate(String region) throws Exception {
+        Admin.class.getMethod("truncateRegion", byte[].class).invoke(admin, regionName(region));
         return "";
     }
 

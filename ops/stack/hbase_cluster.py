@@ -60,11 +60,13 @@ class ShellError(Exception):
 
 class HBaseCluster:
     """Use it in one thread. ``settings`` are added to hbase-site.xml and override ours. The processes are named
-    ``zookeeper``, ``master``, ``region-server-1`` and so on.
+    ``zookeeper``, ``master``, ``region-server-1`` and so on. ``version``: of `jars.HBASE_VERSIONS`.
     """
 
-    def __init__(self, folder: Path, servers: int = 2, settings: Mapping[str, str] | None = None) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, servers: int = 2, settings: Mapping[str, str] | None = None, version: str = "2.6"
+    ) -> None:
+        self._folder, self._version = folder, version
         ports = iter(free_ports(3 + 2 * servers))
         self._zookeeper_port = next(ports)
         self.zookeeper = f"127.0.0.1:{self._zookeeper_port}"
@@ -185,7 +187,7 @@ class HBaseCluster:
         (folder / "log4j.properties").write_text(_LOGGING, encoding="utf-8")
 
     def _java(self, name: str, heap: str, *arguments: str) -> list[str]:
-        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars())])
+        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version))])
         opened = [option for package in _OPENED for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
         jvm = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
         quiet = ["-XX:-UsePerfData", "-Djava.awt.headless=true", "-Dzookeeper.admin.enableServer=false"]
