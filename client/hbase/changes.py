@@ -29,7 +29,7 @@ from logferry.gateway.contract.names import MAX_SEQNO
 
 # It may never change: an edit of which a part is recorded must be cut again as it was. Below the chunks of a gateway.
 PART_BYTES = 1 << 20
-CLOCKS_MS = 60_000
+CLOCKS_MS = 120_000
 _MOST_REGIONS = 100_000
 _REGION = re.compile(r"[0-9a-f]{32}\Z")
 
@@ -81,7 +81,7 @@ class RegionHistory:
 
     HBase's ``truncate_region`` does that: the gateway would take all that follows for duplicates, silently. What comes
     again has an earlier time than the edit with the highest sequence id, but for the clocks of two region servers,
-    which HBase lets differ by half a minute each from the master's.
+    which HBase lets differ by half a minute each from the master's; twice that is allowed.
     """
 
     def __init__(self) -> None:
@@ -137,13 +137,15 @@ class ShippedEdits:
         key, count = entry.key, entry.associated_cell_count
         region = key.encoded_region_name.decode("ascii", "replace")
         seqno = key.log_sequence_number
-        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
-            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
         if entry.key_value_bytes or count < 0:
             raise ForeignBytes(f"edit {seqno} of {region} does not have its cells in the cell block")
         self._check_cluster(key)
         table = key.table_name.decode("utf-8", "replace")
-        is_wanted = self._wanted.wants_table(table)
+        if not self._wanted.wants_table(table):  # such as HBase's own marks, of which all servers use one region
+            self._cells.next_block(count)
+            return
+        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
+            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
         if seqno <= self._last.get(region, -1):
             # A region server whose log breaks writes what was not acknowledged into the next one, too.
             if self._cells.next_block(count) == self._blocks.get((region, seqno)):
@@ -156,9 +158,9 @@ class ShippedEdits:
         part, size, start = 1, 0, self._cells.at
         for cell in self._cells.take(count):
             if cell.family == MARK_FAMILY:
-                if cell.qualifier == BULK_LOAD and is_wanted:
+                if cell.qualifier == BULK_LOAD:
                     self.bulk_loads[table] = self.bulk_loads.get(table, 0) + 1
-            elif is_wanted and self._wanted.wants(cell):
+            elif self._wanted.wants(cell):
                 line = line_of(cell, table, region, seqno, key.write_time)
                 if lines and size + len(line) > PART_BYTES:
                     yield _part(table, region, part, key, lines)

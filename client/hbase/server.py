@@ -138,7 +138,13 @@ class PeerServer:
                 link.close()
                 continue
             name = f"hbase-{host}:{port}"
-            threading.Thread(target=self._serve, args=(link, f"{host}:{port}"), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(link, f"{host}:{port}"), name=name, daemon=True).start()
+            except RuntimeError as error:  # no thread can be had; the next connection may have one
+                log_event("hbase-refused", who=f"{host}:{port}", reason=error)
+                with self._lock:
+                    self._connections.discard(link)
+                link.close()
 
     def _serve(self, link: socket.socket, who: str) -> None:
         with closing(link):

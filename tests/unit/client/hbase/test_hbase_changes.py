@@ -147,10 +147,25 @@ def test_sequence_ids_that_begin_again_are_refused() -> None:
     history.check(REGION, 500, 1_000_000)
     history.check(REGION, 2, 1_000_000 + CLOCKS_MS)  # it may have come again from a server with another clock
     history.check(OTHER_REGION, 2, 9_000_000)
-    with pytest.raises(SequenceRestarted, match=f"edit 3 of {REGION} was written 60 s after edit 500.*truncate_region"):
+    with pytest.raises(
+        SequenceRestarted, match=f"edit 3 of {REGION} was written 120 s after edit 500.*truncate_region"
+    ):
         history.check(REGION, 3, 1_000_001 + CLOCKS_MS)
     history.check(REGION, 501, 1_000_000)
     history.check(REGION, 499, 999_000)
+
+
+def test_edits_of_other_tables_are_passed_over_whatever_their_ids() -> None:
+    """HBase's marks of replication are of one region at all servers, each of which counts for itself."""
+    history = RegionHistory()
+    history.check(REGION, 500, 1)
+    marks = [(REGION, n, [put("a")]) for n in (7, 3)]
+    request, block = shipped(marks, table="REPLICATION.WALEVENTTRACKER")
+    wanted, more = shipped([(OTHER_REGION, 4, [put("b")])])
+    request.entry.extend(wanted.entry)
+    data = memoryview(request.SerializeToString())
+    found = list(ShippedEdits(data, memoryview(block + more), CLUSTER, CellFilter(ORDERS), history))
+    assert [(one.source_id, one.chunk.seqno) for one in found] == [(OTHER_REGION, 4)]
 
 
 def test_a_call_whose_sequence_ids_begin_again_writes_nothing() -> None:

@@ -259,6 +259,26 @@ def test_a_call_knows_when_it_came_although_it_waited_for_room(calls: list[Remot
     assert all(0 < call.came < freed for call in calls)
 
 
+def test_a_thread_that_cannot_be_had_costs_one_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not the port: nobody would be served any more."""
+    start, left = threading.Thread.start, [1]
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name.startswith("hbase-127") and left:
+            left.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    with RegionServer(port) as source:
+        assert source.is_cut
+    assert "can't start new thread" in caplog.text
+    with RegionServer(port) as source:
+        assert source.ship(EDITS) == ""
+
+
 def test_the_end_waits_for_calls_that_are_carried_out() -> None:
     began, go = threading.Event(), threading.Event()
 
