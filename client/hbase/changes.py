@@ -30,11 +30,17 @@ from logferry.gateway.contract.names import MAX_SEQNO
 
 # It may never change: an edit of which a part is recorded must be cut again as it was. Below the chunks of a gateway.
 PART_BYTES = 1 << 20
+CLOCKS_MS = 120_000
+_MOST_REGIONS = 100_000
 _REGION = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class WrongCluster(Exception):
     """The edits are another cluster's."""
+
+
+class SequenceRestarted(Exception):
+    """What is shipped would look like duplicates of what was recorded."""
 
 
 class RegionChunk(NamedTuple):
@@ -71,24 +77,61 @@ class CellFilter:
         return self._pattern is None or self._pattern.search(cell.row) is not None
 
 
+class RegionHistory:
+    """The newest edit of each region that this process has met, to notice that sequence ids begin again.
+
+    HBase's ``truncate_region`` does that: the gateway would take all that follows for duplicates, silently. What comes
+    again has an earlier time than the edit with the highest sequence id, but for the clocks of two region servers,
+    which HBase lets differ by half a minute each from the master's; twice that is allowed.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, int]] = {}  # region → sequence id and time of its edit
+
+    def check(self, region: str, seqno: int, write_ms: int) -> None:
+        """Raises SequenceRestarted."""
+        newest = self._newest.get(region)
+        if newest is None or seqno > newest[0]:
+            if len(self._newest) >= _MOST_REGIONS:
+                self._newest.clear()
+            self._newest[region] = seqno, write_ms
+        elif write_ms > newest[1] + CLOCKS_MS:
+            raise SequenceRestarted(
+                f"edit {seqno} of {region} was written {(write_ms - newest[1]) // 1000} s after edit {newest[0]}: "
+                "its sequence ids began again, as after truncate_region. Delete the region's sources in the gateway, "
+                "and restart all connectors"
+            )
+
+
 class ShippedEdits:
-    """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table."""
+    """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table. ``newest_ms``:
+    when the newest of its edits was written, 0 without one.
+    """
 
     def __init__(
-        self, param: memoryview, cells: memoryview, cluster_id: str, wanted: CellFilter, encoding: str = "json"
+        self,
+        param: memoryview,
+        cells: memoryview,
+        cluster_id: str,
+        wanted: CellFilter,
+        history: RegionHistory | None = None,
+        encoding: str = "json",
     ) -> None:
         """``cluster_id``: of the HBase that is served. ``encoding``: of the definition. Raises ForeignBytes."""
         self._request = messages.parse("ReplicateWALEntryRequest", param)
         self._cluster_id = cluster_id
         self._cells, self._wanted = CellBlock(cells), wanted
+        self._history = history or RegionHistory()
         self._is_packed = encoding == "msgpack"
         self._written = map_of if self._is_packed else line_of
         self._last: dict[str, int] = {}
+        self._blocks: dict[tuple[str, int], memoryview] = {}  # by region and seqno
         self.bulk_loads: dict[str, int] = {}
+        self.newest_ms = 0
 
     def __iter__(self) -> Iterator[RegionChunk]:
-        """In the order of the request. Raises ForeignBytes and WrongCluster; the chunks before that may be recorded:
-        HBase ships the request again.
+        """In the order of the request. Raises ForeignBytes, WrongCluster and SequenceRestarted; the chunks before that
+        may be recorded: HBase ships the request again.
         """
         for entry in self._request.entry:
             yield from self._edit(entry)
@@ -98,29 +141,37 @@ class ShippedEdits:
         key, count = entry.key, entry.associated_cell_count
         region = key.encoded_region_name.decode("ascii", "replace")
         seqno = key.log_sequence_number
-        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
-            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
         if entry.key_value_bytes or count < 0:
             raise ForeignBytes(f"edit {seqno} of {region} does not have its cells in the cell block")
         self._check_cluster(key)
-        if seqno <= self._last.get(region, -1):
-            raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
-        self._last[region] = seqno
         table = key.table_name.decode("utf-8", "replace")
-        is_wanted = self._wanted.wants_table(table)
+        if not self._wanted.wants_table(table):  # such as HBase's own marks, of which all servers use one region
+            self._cells.next_block(count)
+            return
+        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
+            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
+        if seqno <= self._last.get(region, -1):
+            # A region server whose log breaks writes what was not acknowledged into the next one, too.
+            if self._cells.next_block(count) == self._blocks.get((region, seqno)):
+                return
+            raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
+        self._history.check(region, seqno, key.write_time)
+        self._last[region] = seqno
+        self.newest_ms = max(self.newest_ms, key.write_time)
         lines: list[bytes] = []
-        part, size = 1, 0
+        part, size, start = 1, 0, self._cells.at
         for cell in self._cells.take(count):
             if cell.family == MARK_FAMILY:
-                if cell.qualifier == BULK_LOAD and is_wanted:
+                if cell.qualifier == BULK_LOAD:
                     self.bulk_loads[table] = self.bulk_loads.get(table, 0) + 1
-            elif is_wanted and self._wanted.wants(cell):
+            elif self._wanted.wants(cell):
                 line = self._written(cell, table, region, seqno, key.write_time)
                 if lines and size + len(line) > PART_BYTES:
                     yield self._part(table, region, part, key, lines)
                     part, size, lines = part + 1, 0, []
                 lines.append(line)
                 size += len(line)
+        self._blocks[region, seqno] = self._cells.block[start : self._cells.at]
         if lines:
             yield self._part(table, region, part, key, lines)
 

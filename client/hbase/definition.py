@@ -173,13 +173,15 @@ def _tables_shown(tables: Mapping[str, frozenset[str]]) -> str:
 # ---- its tables -----------------------------------------------------------------------------------------------------
 
 
-def check_tables(definition: PeerDefinition, schemas: Iterable[Any]) -> None:
-    """Raises Unfit, with the commands that mend it, unless HBase ships every wanted family of every table."""
+def missing_tables(definition: PeerDefinition, schemas: Iterable[Any]) -> list[str]:
+    """Those that HBase does not have. Raises Unfit, with the commands that mend it, unless HBase ships every wanted
+    family of the others.
+    """
     found = {table_of(schema.table_name): _scopes(schema) for schema in schemas}
-    problems = []
+    problems, missing = [], []
     for table in definition.tables:
         if table not in found:
-            problems.append(f"HBase has no table {table}: create it, or name another one with --tables")
+            missing.append(table)
             continue
         scopes = found[table]
         for family in definition.families or scopes:
@@ -192,6 +194,7 @@ def check_tables(definition: PeerDefinition, schemas: Iterable[Any]) -> None:
                 )
     if problems:
         raise Unfit("\n  ".join(problems))
+    return missing
 
 
 def _scopes(schema: Any) -> dict[str, str]:

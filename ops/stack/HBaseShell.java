@@ -2,6 +2,7 @@
 // "error ...". It ends with its standard input. Words are separated by blanks. Run by `java HBaseShell.java`.
 
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
@@ -85,6 +86,8 @@ public class HBaseShell {
             case "move": return move(words);
             case "split": return split(words[1], words[2]);
             case "merge": return merge(words[1], words[2]);
+            case "drop": return drop(TableName.valueOf(words[1]));
+            case "truncate": return truncate(words[1]);
             case "flush": admin.flush(TableName.valueOf(words[1])); return "";
             case "roll": admin.rollWALWriter(ServerName.valueOf(words[1])); return "";
             case "serial": return serial(words[1], Boolean.parseBoolean(words[2]));
@@ -99,11 +102,17 @@ public class HBaseShell {
 
     // Returns when the master is initialized and so many region servers are alive.
     private String ready(int servers) throws Exception {
-        while (admin.getRegionServers().size() != servers) {
+        while (true) {
+            try {
+                if (admin.getRegionServers().size() == servers) {
+                    admin.listNamespaceDescriptors(); // waits until the master is initialized
+                    return "";
+                }
+            } catch (IOException problem) {
+                System.err.println("not ready: " + problem); // all of HBase starts
+            }
             Thread.sleep(100);
         }
-        admin.listNamespaceDescriptors(); // waits until the master is initialized
-        return "";
     }
 
     // create TABLE FAMILY,FAMILY SCOPE REGIONS: the rows of `write` are spread over the regions.
@@ -240,6 +249,18 @@ public class HBaseShell {
     private String merge(String first, String second) throws Exception {
         byte[][] regions = {Bytes.toBytes(first), Bytes.toBytes(second)};
         admin.mergeRegionsAsync(regions, true).get(60, TimeUnit.SECONDS);
+        return "";
+    }
+
+    private String drop(TableName table) throws Exception {
+        admin.disableTable(table);
+        admin.deleteTable(table);
+        return "";
+    }
+
+    // HBase 2.5 does not have it.
+    private String truncate(String region) throws Exception {
+        Admin.class.getMethod("truncateRegion", byte[].class).invoke(admin, regionName(region));
         return "";
     }
 

@@ -11,7 +11,15 @@ import msgpack
 import pytest
 from logferry.client.hbase import changes, messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, HBaseCell
-from logferry.client.hbase.changes import CellFilter, RegionChunk, ShippedEdits, WrongCluster
+from logferry.client.hbase.changes import (
+    CLOCKS_MS,
+    CellFilter,
+    RegionChunk,
+    RegionHistory,
+    SequenceRestarted,
+    ShippedEdits,
+    WrongCluster,
+)
 from logferry.client.hbase.messages import ForeignBytes
 
 from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, Edit, put, shipped
@@ -125,6 +133,50 @@ def test_a_sequence_id_that_does_not_rise_is_refused(second: int) -> None:
     """As of a peer that is not serial."""
     with pytest.raises(ForeignBytes, match=f"edit {second} of {REGION} comes after 5"):
         list(edits_of([(REGION, 5, [put("a")]), (REGION, second, [put("b")])]))
+
+
+def test_an_edit_that_comes_twice_in_a_call_is_written_once() -> None:
+    """A region server whose log breaks writes what was not acknowledged into the next one, too."""
+    edits = [(REGION, n, [put(f"row-{n}")]) for n in (5, 6, 7, 6, 7, 8)]
+    found = list(edits_of(edits))
+    assert [one.chunk.seqno for one in found] == [5, 6, 7, 8]
+    assert [line["row"] for line in lines(found)] == ["row-5", "row-6", "row-7", "row-8"]
+
+
+def test_sequence_ids_that_begin_again_are_refused() -> None:
+    """As after HBase's `truncate_region`: the gateway would take the rest for duplicates."""
+    history = RegionHistory()
+    history.check(REGION, 500, 1_000_000)
+    history.check(REGION, 2, 1_000_000 + CLOCKS_MS)  # it may have come again from a server with another clock
+    history.check(OTHER_REGION, 2, 9_000_000)
+    with pytest.raises(
+        SequenceRestarted, match=f"edit 3 of {REGION} was written 120 s after edit 500.*truncate_region"
+    ):
+        history.check(REGION, 3, 1_000_001 + CLOCKS_MS)
+    history.check(REGION, 501, 1_000_000)
+    history.check(REGION, 499, 999_000)
+
+
+def test_edits_of_other_tables_are_passed_over_whatever_their_ids() -> None:
+    """HBase's marks of replication are of one region at all servers, each of which counts for itself."""
+    history = RegionHistory()
+    history.check(REGION, 500, 1)
+    marks = [(REGION, n, [put("a")]) for n in (7, 3)]
+    request, block = shipped(marks, table="REPLICATION.WALEVENTTRACKER")
+    wanted, more = shipped([(OTHER_REGION, 4, [put("b")])])
+    request.entry.extend(wanted.entry)
+    data = memoryview(request.SerializeToString())
+    found = list(ShippedEdits(data, memoryview(block + more), CLUSTER, CellFilter(ORDERS), history))
+    assert [(one.source_id, one.chunk.seqno) for one in found] == [(OTHER_REGION, 4)]
+
+
+def test_a_call_whose_sequence_ids_begin_again_writes_nothing() -> None:
+    history = RegionHistory()
+    history.check(REGION, 500, 1)
+    request, block = shipped([(REGION, 3, [put("a")])])
+    data = memoryview(request.SerializeToString())
+    with pytest.raises(SequenceRestarted):
+        list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS), history))
 
 
 @pytest.mark.parametrize("region", ["", "..", "A" * 32, "0" * 31])
