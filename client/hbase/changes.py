@@ -1,4 +1,4 @@
-"""From a request of HBase to chunks: one chunk an edit; a line of JSON, or a map of MessagePack, a cell. Pure.
+"""From an edit of HBase to chunks: one chunk an edit; a line of JSON, or a map of MessagePack, a cell. Pure.
 
 The source of a chunk is the region, its seqno the sequence id of the edit, which rises within a region and is never
 used twice. So an edit that HBase ships again is a duplicate for the gateway. The partition key is the table: the edits
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -49,6 +49,15 @@ class RegionChunk(NamedTuple):
     table: str
     source_id: str
     chunk: Chunk
+
+
+class EditKey(NamedTuple):
+    """``write_time``: in milliseconds."""
+
+    table: str
+    region: str
+    sequence_id: int
+    write_time: int
 
 
 class CellFilter:
@@ -122,8 +131,7 @@ class ShippedEdits:
         self._cluster_id = cluster_id
         self._cells, self._wanted = CellBlock(cells), wanted
         self._history = history or RegionHistory()
-        self._is_packed = encoding == "msgpack"
-        self._written = map_of if self._is_packed else line_of
+        self._encoding = encoding
         self._last: dict[str, int] = {}
         self._blocks: dict[tuple[str, int], memoryview] = {}  # by region and seqno
         self.bulk_loads: dict[str, int] = {}
@@ -158,22 +166,10 @@ class ShippedEdits:
         self._history.check(region, seqno, key.write_time)
         self._last[region] = seqno
         self.newest_ms = max(self.newest_ms, key.write_time)
-        lines: list[bytes] = []
-        part, size, start = 1, 0, self._cells.at
-        for cell in self._cells.take(count):
-            if cell.family == MARK_FAMILY:
-                if cell.qualifier == BULK_LOAD:
-                    self.bulk_loads[table] = self.bulk_loads.get(table, 0) + 1
-            elif self._wanted.wants(cell):
-                line = self._written(cell, table, region, seqno, key.write_time)
-                if lines and size + len(line) > PART_BYTES:
-                    yield self._part(table, region, part, key, lines)
-                    part, size, lines = part + 1, 0, []
-                lines.append(line)
-                size += len(line)
+        edit = EditKey(table, region, seqno, key.write_time)
+        start = self._cells.at
+        yield from chunks_of_edit(edit, self._cells.take(count), self._wanted, self.bulk_loads, self._encoding)
         self._blocks[region, seqno] = self._cells.block[start : self._cells.at]
-        if lines:
-            yield self._part(table, region, part, key, lines)
 
     def _check_cluster(self, key: Any) -> None:
         """HBase marks an edit with each cluster that it went through: that of the sender is among them."""
@@ -182,10 +178,40 @@ class ShippedEdits:
             shown = ", ".join(names) or "(not named)"
             raise WrongCluster(f"an edit is of the cluster {shown}, and this connector serves {self._cluster_id}")
 
-    def _part(self, table: str, region: str, part: int, key: Any, lines: list[bytes]) -> RegionChunk:
-        attributes = {"table": table, "format": "msgpack"} if self._is_packed else {"table": table}
-        chunk = Chunk(key.log_sequence_number, None, key.write_time, attributes, b"".join(lines))
-        return RegionChunk(table, region if part == 1 else f"{region}/{part}", chunk)
+
+def chunks_of_edit(
+    edit: EditKey,
+    cells: Iterable[HBaseCell],
+    wanted: CellFilter,
+    bulk_loads: dict[str, int],
+    encoding: str = "json",
+) -> Iterator[RegionChunk]:
+    """All ``cells`` are taken. ``bulk_loads``: those that are met and left out are counted in it, by table.
+    ``encoding``: of the definition.
+    """
+    is_wanted = wanted.wants_table(edit.table)
+    lines: list[bytes] = []
+    written = map_of if encoding == "msgpack" else line_of
+    part, size = 1, 0
+    for cell in cells:
+        if cell.family == MARK_FAMILY:
+            if cell.qualifier == BULK_LOAD and is_wanted:
+                bulk_loads[edit.table] = bulk_loads.get(edit.table, 0) + 1
+        elif is_wanted and wanted.wants(cell):
+            line = written(cell, *edit)
+            if lines and size + len(line) > PART_BYTES:
+                yield _part(edit, part, encoding, lines)
+                part, size, lines = part + 1, 0, []
+            lines.append(line)
+            size += len(line)
+    if lines:
+        yield _part(edit, part, encoding, lines)
+
+
+def _part(edit: EditKey, part: int, encoding: str, lines: list[bytes]) -> RegionChunk:
+    attributes = {"table": edit.table} | ({"format": "msgpack"} if encoding == "msgpack" else {})
+    chunk = Chunk(edit.sequence_id, None, edit.write_time, attributes, b"".join(lines))
+    return RegionChunk(edit.table, edit.region if part == 1 else f"{edit.region}/{part}", chunk)
 
 
 def line_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_time: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The protobuf messages of HBase 2 that a replication peer needs, built at import. Pure.
+"""The protobuf messages of HBase 2 that a replication peer and a reader of its log need, built at import. Pure.
 
 A field number is that of HBase's own definition; fields that are left out here are skipped on reading. All fields are
 optional, so that a foreign message is refused by the code that needs the field, with a text, and not by the parser.
@@ -28,7 +28,11 @@ ActiveMaster: master=1 ServerName
 ClusterId: cluster_id=1 string
 UUID: least_sig_bits=1 uint64, most_sig_bits=2 uint64
 WALKey: encoded_region_name=1 bytes, table_name=2 bytes, log_sequence_number=3 uint64, write_time=4 uint64, \
-cluster_ids=8* UUID
+following_kv_count=7 uint32, cluster_ids=8* UUID
+WALHeader: has_compression=1 bool, encryption_key=2 bytes, has_tag_compression=3 bool, writer_cls_name=4 bytes, \
+cell_codec_cls_name=5 bytes, has_value_compression=6 bool
+RegionEventDescriptor: event_type=1 int32, table_name=2 bytes, encoded_region_name=3 bytes, \
+log_sequence_number=4 uint64, region_name=7 bytes
 WALEntry: key=1 WALKey, key_value_bytes=2* bytes, associated_cell_count=3 int32
 ReplicateWALEntryRequest: entry=1* WALEntry
 RegionServerInfo: infoPort=1 int32

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Container, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -20,8 +21,9 @@ from logferry.client.hbase.master import ENABLED, HBaseMaster
 from logferry.client.hbase.metrics import figures_of
 from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
 from logferry.client.hbase.server import ServerLimits
+from logferry.client.hbase.wal.tail import TailOptions, tail_logs
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
-from logferry.client.transport.cluster import cluster_of
+from logferry.client.transport.cluster import GatewayCluster, cluster_of
 from logferry.client.transport.connections import Dialer, proxies_of
 from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, GatewayClient, token_of
 from logferry.ops.cli.options import command_parser
@@ -46,6 +48,13 @@ _SUBSCRIBE_EXAMPLE: Final = """example:
 Run it as a service, and several with the same options: HBase ships to all of them. A column family needs
 REPLICATION_SCOPE 1. Calls of HBase carry no password: let only region servers reach the port.
 """
+_TAIL_EXAMPLE: Final = """example:
+  logferry hbase tail orders_log --wals /hbase/WALs --old-wals /hbase/oldWALs --tables orders --topic orders \\
+      --positions /var/lib/logferry/orders_log.json --url http://gateway:8080
+
+Run it as a service, once. It exits with 1 if files of the log were gone before they were written.
+"""
+_EXAMPLES: Final = {"subscribe": _SUBSCRIBE_EXAMPLE, "tail": _TAIL_EXAMPLE}
 _MIB: Final = 1 << 20
 _LONG_CALL_S: Final = 30
 _SHOWN_REGIONS: Final = 10
@@ -56,6 +65,8 @@ def main(argv: list[str]) -> int:
     parser, chosen = _parser()
     args = parser.parse_args(argv)
     try:
+        if args.action == "tail":
+            return _tail(args)
         with Registry(args.zookeeper.split(","), args.hbase_folder) as registry:
             do: Callable[[argparse.Namespace, Registry], int] = chosen[args.action]
             return do(args, registry)
@@ -72,6 +83,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     texts = {
         "subscribe": "serve a subscription; the first time, register it",
+        "tail": "write the changes from the files of HBase's write-ahead log",
         "list": "print the subscriptions",
         "status": "print how far HBase has shipped, and what is wrong",
         "pause": "let HBase keep the changes until `resume`",
@@ -79,28 +91,32 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
         "remove": "remove the subscription; HBase drops changes not shipped yet",
     }
     for action, text in texts.items():
-        description, _, notes = _SUBSCRIBE_EXAMPLE.partition("\n\n")
-        is_subscribe, is_plain = action == "subscribe", action in ("list", "status")
+        description, _, notes = _EXAMPLES.get(action, text).partition("\n\n")
+        is_plain = action in ("list", "status")
         name = "" if is_plain else "NAME "
+        source = "--wals DIR --old-wals DIR" if action == "tail" else "--zookeeper HOST,..."
         one = actions.add_parser(
             action,
             help=text,
-            usage=f"logferry hbase {action} {name}--zookeeper HOST,... [OPTION ...]",
-            description=description if is_subscribe else text,
-            epilog=notes if is_subscribe else None,
+            usage=f"logferry hbase {action} {name}{source} [OPTION ...]",
+            description=description,
+            epilog=notes or None,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if not is_plain:
             one.add_argument("name", type=_named, metavar="NAME", help="of the subscription, and of HBase's peer")
         else:
             one.add_argument("--json", action="store_true", help="print one JSON object")
+        if action == "tail":
+            _add_tail_options(one)
+            continue
         one.add_argument(
             "--zookeeper", required=True, metavar="HOST[:PORT],...", help="servers of ZooKeeper, as HBase knows them"
         )
         one.add_argument(
             "--hbase-folder", default="/hbase", metavar="PATH", help="zookeeper.znode.parent of HBase (default: /hbase)"
         )
-        if is_subscribe:
+        if action == "subscribe":
             _add_subscribe_options(one)
         if action == "status":
             _add_status_options(one)
@@ -130,7 +146,7 @@ def _add_status_options(parser: argparse.ArgumentParser) -> None:
     add("--ca-file", metavar="FILE", help="authorities that verify the gateway's certificate (default: the system's)")
 
 
-def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
+def _add_write_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tables", nargs="+", required=True, metavar="TABLE", help="as TABLE or NAMESPACE:TABLE")
     add("--topic", required=True, help="topic to write, without its data centre; of this subscription alone")
@@ -149,6 +165,27 @@ def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
         "--token-file", metavar="FILE", help=f"file with the token (default: the environment variable {TOKEN_VARIABLE})"
     )
     add("--ca-file", metavar="FILE", help="authorities that verify the gateway's certificate (default: the system's)")
+    add("-v", "--verbose", action="store_true", help="log everything")
+
+
+def _add_tail_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--wals", type=Path, required=True, metavar="DIR", help="WALs in the folder of HBase")
+    add("--old-wals", type=Path, required=True, metavar="DIR", help="oldWALs in the folder of HBase")
+    add(
+        "--positions",
+        type=Path,
+        metavar="FILE",
+        help="remember how far they are written (default: read all again)",
+    )
+    add("--leave-out", nargs="+", default=[], metavar="NAME", help="files of the log that are not read, by their names")
+    add("--poll-s", type=float, default=0.2, metavar="S", help="look for new entries so often (default: %(default)s)")
+    _add_write_options(parser)
+
+
+def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _add_write_options(parser)
     add(
         "--listen",
         default="127.0.0.1:0",
@@ -159,11 +196,9 @@ def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
     add("--call-mb", type=int, default=128, metavar="N", help="largest call of HBase (default: %(default)s)")
     add("--memory-mb", type=int, default=256, metavar="N", help="all calls that are held (default: %(default)s)")
     add("--metrics-port", type=int, default=0, metavar="PORT", help="serve metrics for Prometheus at 127.0.0.1:PORT")
-    add("-v", "--verbose", action="store_true", help="log everything")
 
 
 def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
-    filters = (tuple(args.families), tuple(args.qualifiers), tuple(args.row_prefixes), args.row_pattern)
     host, _, port = args.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"--listen: {args.listen!r} is not HOST:PORT")
@@ -172,12 +207,7 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
     if not 1 <= args.call_mb <= args.memory_mb:
         raise UsageError("--call-mb: must be at least 1, and at most --memory-mb")
     limits = ServerLimits(args.call_mb * _MIB, args.memory_mb * _MIB)
-    try:
-        definition = PeerDefinition(args.topic, tuple(args.tables), *filters, args.format).check()
-        cluster = cluster_of(args.url or "http://127.0.0.1:8080", token_of(args))
-        dialer = Dialer(args.ca_file, proxies=proxies_of(os.environ))
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from None
+    definition, cluster, dialer = _checked(args)
     set_up(args.verbose)
     listen = Address(host, int(port))
     advertise = args.advertise or host
@@ -190,14 +220,41 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
         stop.set()
         registry.changed.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    _on_signal(end)
     try:
         connector.run(stop)
     except OSError as error:
         ports = f"--listen {args.listen}{f' or --metrics-port {args.metrics_port}' if args.metrics_port else ''}"
         raise UsageError(f"{ports}: {error.strerror or error}") from None
     return 0
+
+
+def _checked(args: argparse.Namespace) -> tuple[PeerDefinition, GatewayCluster, Dialer]:
+    filters = (tuple(args.families), tuple(args.qualifiers), tuple(args.row_prefixes), args.row_pattern)
+    try:
+        definition = PeerDefinition(args.topic, tuple(args.tables), *filters, args.format).check()
+        cluster = cluster_of(args.url or "http://127.0.0.1:8080", token_of(args))
+        return definition, cluster, Dialer(args.ca_file, proxies=proxies_of(os.environ))
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _on_signal(end: Callable[..., None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
+def _tail(args: argparse.Namespace) -> int:
+    """1: files of the log were lost."""
+    definition, cluster, dialer = _checked(args)
+    options = TailOptions(args.poll_s, args.positions, frozenset(args.leave_out))
+    stop = threading.Event()
+    _on_signal(lambda *_: stop.set())
+    set_up(args.verbose)
+    try:
+        return int(tail_logs(args.name, definition, (args.wals, args.old_wals), cluster, dialer, options, stop) > 0)
+    except OSError as error:
+        raise UsageError(str(error)) from None
 
 
 def _list(args: argparse.Namespace, registry: Registry) -> int:

@@ -85,6 +85,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "client.reading": ("client", "client.transport", "gateway.contract"),
     "client.aio": ("client", "client.transport", "client.reading", "client.writing", "gateway.contract"),
     "client.hbase": ("client", "client.transport", "gateway.contract"),
+    "client.hbase.wal": ("client", "client.hbase", "client.transport", "gateway.contract"),
     "client": ("client.agent", "client.aio", "client.reading", "client.writing"),
 }
 # Operators' side: everything of the four products, and of ops what stands here.
@@ -146,6 +147,7 @@ PURE = (
     "client.reading.prefetch",
     *("client.hbase.messages", "client.hbase.cells", "client.hbase.frames", "client.hbase.changes"),
     "client.hbase.definition",
+    *("client.hbase.wal.entries", "client.hbase.wal.region_order", "client.hbase.wal.file_names"),
     *("ops.audit.digests", "ops.audit.records"),
     *("ops.audit.log.chain", "ops.audit.log.partition", "ops.audit.log.agreement"),
     "ops.audit.tables.accepted_resets",

@@ -28,7 +28,7 @@ from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGI
 def edits_of(edits: Sequence[Edit], definition: Any = ORDERS, **options: Any) -> ShippedEdits:
     request, block = shipped(edits, **options)
     data = memoryview(request.SerializeToString())
-    return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition), definition.encoding)
+    return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition), encoding=definition.encoding)
 
 
 def lines(chunks: list[RegionChunk]) -> list[dict[str, Any]]:

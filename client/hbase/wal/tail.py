@@ -1,0 +1,260 @@
+"""The loop that writes HBase's logs into a topic.
+
+Each round lists the files, indexes what is new, and writes what is due (`RegionOrder`), each log in its order. A chunk
+is that of a replication peer: the gateway records an edit once, whoever writes it and how often.
+
+* Nothing that is not recorded counts as written; without a file of positions, a restart reads all logs again.
+* A log that cannot be read now waits, and the others continue. But a region that is opened at another server waits
+  until all logs can be read to their ends, and so does the log behind it.
+* A file that is gone before it was written to its end is a gap: it is logged, counted, and left out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from logferry.client.events import log_event
+from logferry.client.hbase.cells import CellBlock
+from logferry.client.hbase.changes import CellFilter, EditKey, RegionChunk, chunks_of_edit
+from logferry.client.hbase.definition import PeerDefinition, Unfit
+from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
+from logferry.client.hbase.messages import ForeignBytes
+from logferry.client.hbase.wal.entries import LogEntry, region_event
+from logferry.client.hbase.wal.file_names import LogFile
+from logferry.client.hbase.wal.folders import LocalFolders, LogFolders
+from logferry.client.hbase.wal.positions import LogPosition, load_positions, save_positions
+from logferry.client.hbase.wal.recorded import RecordedIds
+from logferry.client.hbase.wal.region_order import Place, RegionOrder
+from logferry.client.hbase.wal.server_log import ServerLog
+from logferry.client.transport.cluster import GatewayCluster
+from logferry.client.transport.connections import Dialer
+
+_SAVE_EVERY_S = 5.0
+_DELIVER_S = 30.0
+_LOG_EVERY_S = 60.0
+# Of one log, before it is the turn of the next.
+_PART_BYTES = 4 << 20
+_PART_ENTRIES = 5000
+# So many rounds in which nothing can be written are no coincidence.
+_IDLE_ROUNDS = 5
+
+
+class TailOptions(NamedTuple):
+    """``positions``: a file, or None. ``left_out``: names of files that are not read."""
+
+    poll_s: float = 0.2
+    positions: Path | None = None
+    left_out: frozenset[str] = frozenset()
+
+
+class _Part(NamedTuple):
+    """Entries of a log: their chunks, the place behind them, and the entry behind that is not due."""
+
+    chunks: list[RegionChunk]
+    end: Place
+    blocked: tuple[str, str, Place] | None
+    bulk_loads: dict[str, int]
+
+
+class LogTail:
+    """``gaps``: files that were lost. ``chunks``: recorded so far, with duplicates."""
+
+    def __init__(
+        self,
+        definition: PeerDefinition,
+        folders: LogFolders,
+        delivery: GatewayDelivery,
+        recorded: RecordedIds,
+        options: TailOptions,
+    ) -> None:
+        """Raises Unfit, OSError."""
+        self._definition, self._options = definition, options
+        self._folders, self._delivery, self._recorded = folders, delivery, recorded
+        self._wanted = CellFilter(definition)
+        self._order = RegionOrder()
+        known = load_positions(options.positions, definition) if options.positions else {}
+        self._logs = {name: ServerLog(name, folders, *one) for name, one in known.items()}
+        for name, log in self._logs.items():
+            self._order.passed(name, log.written)
+        self._save_at = 0.0
+        self._silent_until: dict[str, float] = {}
+        self._idle_rounds = 0
+        self.gaps = self.chunks = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set. Raises OSError where the positions cannot be saved."""
+        is_first = True
+        while not stop.is_set():
+            is_whole = self._index()
+            is_busy = self._write(stop)
+            self._save()
+            if is_first and is_whole:
+                log_event("hbase-tailing", topic=self._definition.topic, logs=len(self._logs))
+                is_first = False
+            if not is_busy:
+                stop.wait(self._options.poll_s)
+        self._save(at_once=True)
+
+    # ---- the index --------------------------------------------------------------------------------------------------
+
+    def _index(self) -> bool:
+        """Whether all logs were read to their ends."""
+        self._order.begin_round()
+        try:
+            found = self._folders.files()
+        except OSError as error:
+            self._log_rarely("hbase-wal-waits", f"the files cannot be listed: {error}")
+            return False
+        self._take(found)
+        is_whole = True
+        for log in self._logs.values():
+            try:
+                for place, entry in log.index():
+                    if self._wanted.wants_table(entry.table):
+                        self._order.note(log.name, place, entry, region_event(entry))
+                        self._idle_rounds = 0
+            except FileNotFoundError:  # it moves, or is gone: the next list shows it
+                is_whole = False
+            except ForeignBytes:  # the log reports it
+                is_whole = False
+            except OSError as error:
+                self._log_rarely("hbase-wal-waits", f"{log.name} cannot be read: {error}")
+                is_whole = False
+        if is_whole:
+            self._order.end_round()
+        return is_whole
+
+    def _take(self, found: list[LogFile]) -> None:
+        by_log: dict[str, dict[int, LogFile]] = {}
+        for file in found:
+            if Path(file.path).name not in self._options.left_out:
+                by_log.setdefault(file.log, {})[file.number] = file
+        for name in by_log.keys() - self._logs.keys():
+            self._logs[name] = ServerLog(name, self._folders)
+        for name, log in list(self._logs.items()):
+            for lost in log.listed(by_log.get(name, {})):
+                self.gaps += 1
+                log_event("hbase-wal-gap", log=name, file=lost.number, last_path=lost.path or "unknown")
+            self._order.passed(name, log.written)
+            if log.is_over and name not in by_log:
+                self._order.drop_log(name)
+                del self._logs[name]
+
+    # ---- the writing ------------------------------------------------------------------------------------------------
+
+    def _write(self, stop: threading.Event) -> bool:
+        """Whether anything was written."""
+        is_busy = False
+        blocked = []
+        for log in self._logs.values():
+            if stop.is_set():
+                break
+            try:
+                part = self._part(log)
+                self._deliver(part)
+            except ForeignBytes as error:
+                self._log_rarely("hbase-wal-refused", f"an entry of {log.name}: {error}")
+                continue
+            except FileNotFoundError:  # as in the index
+                continue
+            except OSError as error:
+                self._log_rarely("hbase-wal-waits", f"{log.name} cannot be read: {error}")
+                continue
+            except NotDelivered as error:
+                if error.kind:
+                    log_event("hbase-not-recorded", kind=error.kind, reason=error)
+                continue
+            is_busy = is_busy or part.end != log.written
+            log.wrote(part.end)
+            self._order.passed(log.name, log.written)
+            if part.blocked is not None:
+                blocked.append(part.blocked)
+        self._idle_rounds = 0 if is_busy or not blocked else self._idle_rounds + 1
+        if self._idle_rounds >= _IDLE_ROUNDS and (run := self._order.give_way(blocked)) is not None:
+            log_event("hbase-wal-waits", reason=f"{run.region} no longer waits for regions that may be its parents")
+            self._idle_rounds = 0
+        return is_busy
+
+    def _part(self, log: ServerLog) -> _Part:
+        """Raises ForeignBytes, OSError."""
+        by_region: dict[str, list[RegionChunk]] = {}
+        bulk_loads: dict[str, int] = {}
+        end, size, count = log.written, 0, 0
+        for place, entry, behind in log.unwritten():
+            if self._wanted.wants_table(entry.table):
+                if not self._order.is_due(log.name, entry.region, place):
+                    return self._part_of(by_region, end, (log.name, entry.region, place), bulk_loads)
+                by_region.setdefault(entry.region, []).extend(self._chunks(entry, bulk_loads))
+                size, count = size + len(entry.cells), count + 1
+            end = behind
+            if size >= _PART_BYTES or count >= _PART_ENTRIES:
+                return self._part_of(by_region, end, None, bulk_loads)
+        return self._part_of(by_region, log.indexed, None, bulk_loads)
+
+    @staticmethod
+    def _part_of(
+        by_region: Mapping[str, list[RegionChunk]],
+        end: Place,
+        blocked: tuple[str, str, Place] | None,
+        bulk_loads: dict[str, int],
+    ) -> _Part:
+        """Region by region, in the order in which they are met: so parents come before their daughters."""
+        return _Part([one for chunks in by_region.values() for one in chunks], end, blocked, bulk_loads)
+
+    def _chunks(self, entry: LogEntry, bulk_loads: dict[str, int]) -> Iterator[RegionChunk]:
+        if entry.sequence_id < self._recorded.of(entry.table, entry.region):
+            return
+        block = CellBlock(entry.cells)
+        edit = EditKey(entry.table, entry.region, entry.sequence_id, entry.write_time)
+        cells = block.take(entry.cell_count)
+        yield from chunks_of_edit(edit, cells, self._wanted, bulk_loads, self._definition.encoding)
+        block.check_end()
+
+    def _deliver(self, part: _Part) -> None:
+        """Raises NotDelivered."""
+        if part.chunks:
+            self.chunks += self._delivery.deliver(part.chunks, time.monotonic() + _DELIVER_S).chunks
+        for table, count in part.bulk_loads.items():
+            log_event("hbase-bulk-load", table=table, count=count)
+
+    # ---- positions, reports -----------------------------------------------------------------------------------------
+
+    def _save(self, at_once: bool = False) -> None:
+        if self._options.positions is None or (time.monotonic() < self._save_at and not at_once):
+            return
+        logs = {log.name: LogPosition(log.written, tuple(log.unwritten_files)) for log in self._logs.values()}
+        save_positions(self._options.positions, self._definition, logs)
+        self._save_at = time.monotonic() + _SAVE_EVERY_S
+
+    def _log_rarely(self, event: str, reason: str) -> None:
+        if time.monotonic() >= self._silent_until.get(event, 0.0):
+            self._silent_until[event] = time.monotonic() + _LOG_EVERY_S
+            log_event(event, reason=reason)
+
+
+def tail_logs(
+    name: str,
+    definition: PeerDefinition,
+    folders: tuple[Path, Path],
+    cluster: GatewayCluster,
+    dialer: Dialer,
+    options: TailOptions,
+    stop: threading.Event,
+) -> int:
+    """How many files were lost, when ``stop`` is set. ``folders``: ``WALs`` and ``oldWALs``. Raises Unfit, OSError."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise Unfit(f"{folder} is no folder: name WALs and oldWALs of HBase (hbase.rootdir, hbase.wal.dir)")
+    delivery = GatewayDelivery(cluster, definition.topic, dialer, stop)
+    recorded = RecordedIds(cluster, definition.topic, dialer)
+    tail = LogTail(definition, LocalFolders(*folders), delivery, recorded, options)
+    try:
+        tail.run(stop)
+    finally:
+        recorded.close()
+        log_event("stopped", name=name, status=int(tail.gaps > 0), chunks=tail.chunks, lost_files=tail.gaps)
+    return tail.gaps
