@@ -28,13 +28,13 @@ from logferry.client.events import log_event
 from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
 from logferry.client.files.discover import left_out
 from logferry.client.files.rotation import CompressedFile
+from logferry.client.transport.metrics_page import MetricsServer
 from logferry.gateway.contract.names import visible
 
 FILE = "status.json"
 PAGE_EVERY_S = 1.0
 PAGE_PATIENCE_S = 5.0  # then a request gets the last page: the main thread may hang on a file system
 _SHOWN_FIRST = 40
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SUMS = {
     "files": "Files that the client follows.",
     "lag_bytes": "Bytes in the followed files that no gateway has acknowledged yet.",
@@ -185,32 +185,11 @@ class MetricsPage:
     """The page, and the thread that serves it at ``http://127.0.0.1:<port>/metrics``. OSError for a port in use."""
 
     def __init__(self, port: int) -> None:
-        import http.server  # takes memory, and few clients serve a page
-
         self.is_asked = False
         self._text = ""
         self._rendered = threading.Event()
         self._next = 0.0
-        page = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            timeout = 5.0
-
-            def do_GET(self) -> None:
-                found = self.path.partition("?")[0] == "/metrics"
-                text = page._current() if found else "only /metrics is served here\n"
-                body = (text or "the client has not answered yet\n").encode()
-                self.send_response((200 if text else 503) if found else 404)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = http.server.HTTPServer(("127.0.0.1", port), Handler)
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        self._server = MetricsServer(port, self._current)
 
     def refresh(self, now: float, render: Callable[[float], str]) -> None:
         """Renders the page if a request waits for it; called by the main thread in every round."""
@@ -227,5 +206,4 @@ class MetricsPage:
 
     def close(self) -> None:
         self._rendered.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()

@@ -44,26 +44,33 @@ class HBaseCell(NamedTuple):
 
 
 class CellBlock:
-    """The cells of one request, taken in order."""
+    """The cells of one request, taken in order. ``at``: where the next one begins."""
 
     def __init__(self, block: memoryview) -> None:
-        self._block, self._at = block, 0
+        self.block, self.at = block, 0
 
     def take(self, count: int) -> Iterator[HBaseCell]:
         """The next ``count`` cells. Raises ForeignBytes."""
         for _ in range(count):
-            if self._at + _HEAD.size > len(self._block):
-                raise ForeignBytes(f"the cell block ends at byte {len(self._block)}, inside or before a cell")
-            size = _HEAD.unpack_from(self._block, self._at)[0]
-            start, self._at = self._at + 4, self._at + 4 + size
-            if size < 8 or self._at > len(self._block):
-                raise ForeignBytes(f"the cell at byte {start - 4} of {len(self._block)} says that it has {size} bytes")
-            yield cell_of(self._block[start : self._at], start)
+            if self.at + _HEAD.size > len(self.block):
+                raise ForeignBytes(f"the cell block ends at byte {len(self.block)}, inside or before a cell")
+            size = _HEAD.unpack_from(self.block, self.at)[0]
+            start, self.at = self.at + 4, self.at + 4 + size
+            if size < 8 or self.at > len(self.block):
+                raise ForeignBytes(f"the cell at byte {start - 4} of {len(self.block)} says that it has {size} bytes")
+            yield cell_of(self.block[start : self.at], start)
+
+    def next_block(self, count: int) -> memoryview:
+        """The bytes of the next ``count`` cells, which are passed over. Raises ForeignBytes."""
+        start = self.at
+        for _ in self.take(count):
+            pass
+        return self.block[start : self.at]
 
     def check_end(self) -> None:
         """Raises ForeignBytes where cells are left that no entry claims."""
-        if self._at != len(self._block):
-            raise ForeignBytes(f"{len(self._block) - self._at} bytes of cells belong to no entry")
+        if self.at != len(self.block):
+            raise ForeignBytes(f"{len(self.block) - self.at} bytes of cells belong to no entry")
 
 
 def cell_of(data: memoryview, at: int = 0) -> HBaseCell:

@@ -1,4 +1,4 @@
-"""From an edit of HBase to chunks: one chunk an edit, one line of JSON a cell. Pure.
+"""From an edit of HBase to chunks: one chunk an edit; a line of JSON, or a map of MessagePack, a cell. Pure.
 
 The source of a chunk is the region, its seqno the sequence id of the edit, which rises within a region and is never
 used twice. So an edit that HBase ships again is a duplicate for the gateway. The partition key is the table: the edits
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgpack
 from logferry.client.hbase import messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, WHOLE_FAMILY, CellBlock, HBaseCell
 from logferry.client.hbase.definition import PeerDefinition
@@ -29,11 +30,17 @@ from logferry.gateway.contract.names import MAX_SEQNO
 
 # It may never change: an edit of which a part is recorded must be cut again as it was. Below the chunks of a gateway.
 PART_BYTES = 1 << 20
+CLOCKS_MS = 120_000
+_MOST_REGIONS = 100_000
 _REGION = re.compile(r"[0-9a-f]{32}\Z")
 
 
 class WrongCluster(Exception):
     """The edits are another cluster's."""
+
+
+class SequenceRestarted(Exception):
+    """What is shipped would look like duplicates of what was recorded."""
 
 
 class RegionChunk(NamedTuple):
@@ -79,20 +86,60 @@ class CellFilter:
         return self._pattern is None or self._pattern.search(cell.row) is not None
 
 
-class ShippedEdits:
-    """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table."""
+class RegionHistory:
+    """The newest edit of each region that this process has met, to notice that sequence ids begin again.
 
-    def __init__(self, param: memoryview, cells: memoryview, cluster_id: str, wanted: CellFilter) -> None:
-        """``cluster_id``: of the HBase that is served. Raises ForeignBytes."""
+    HBase's ``truncate_region`` does that: the gateway would take all that follows for duplicates, silently. What comes
+    again has an earlier time than the edit with the highest sequence id, but for the clocks of two region servers,
+    which HBase lets differ by half a minute each from the master's; twice that is allowed.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, int]] = {}  # region → sequence id and time of its edit
+
+    def check(self, region: str, seqno: int, write_ms: int) -> None:
+        """Raises SequenceRestarted."""
+        newest = self._newest.get(region)
+        if newest is None or seqno > newest[0]:
+            if len(self._newest) >= _MOST_REGIONS:
+                self._newest.clear()
+            self._newest[region] = seqno, write_ms
+        elif write_ms > newest[1] + CLOCKS_MS:
+            raise SequenceRestarted(
+                f"edit {seqno} of {region} was written {(write_ms - newest[1]) // 1000} s after edit {newest[0]}: "
+                "its sequence ids began again, as after truncate_region. Delete the region's sources in the gateway, "
+                "and restart all connectors"
+            )
+
+
+class ShippedEdits:
+    """The chunks of one ``ReplicateWALEntry``. ``bulk_loads``: how many were met and left out, by table. ``newest_ms``:
+    when the newest of its edits was written, 0 without one.
+    """
+
+    def __init__(
+        self,
+        param: memoryview,
+        cells: memoryview,
+        cluster_id: str,
+        wanted: CellFilter,
+        history: RegionHistory | None = None,
+        encoding: str = "json",
+    ) -> None:
+        """``cluster_id``: of the HBase that is served. ``encoding``: of the definition. Raises ForeignBytes."""
         self._request = messages.parse("ReplicateWALEntryRequest", param)
         self._cluster_id = cluster_id
         self._cells, self._wanted = CellBlock(cells), wanted
+        self._history = history or RegionHistory()
+        self._encoding = encoding
         self._last: dict[str, int] = {}
+        self._blocks: dict[tuple[str, int], memoryview] = {}  # by region and seqno
         self.bulk_loads: dict[str, int] = {}
+        self.newest_ms = 0
 
     def __iter__(self) -> Iterator[RegionChunk]:
-        """In the order of the request. Raises ForeignBytes and WrongCluster; the chunks before that may be recorded:
-        HBase ships the request again.
+        """In the order of the request. Raises ForeignBytes, WrongCluster and SequenceRestarted; the chunks before that
+        may be recorded: HBase ships the request again.
         """
         for entry in self._request.entry:
             yield from self._edit(entry)
@@ -102,17 +149,27 @@ class ShippedEdits:
         key, count = entry.key, entry.associated_cell_count
         region = key.encoded_region_name.decode("ascii", "replace")
         seqno = key.log_sequence_number
-        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
-            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
         if entry.key_value_bytes or count < 0:
             raise ForeignBytes(f"edit {seqno} of {region} does not have its cells in the cell block")
         self._check_cluster(key)
-        if seqno <= self._last.get(region, -1):
-            raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
-        self._last[region] = seqno
         table = key.table_name.decode("utf-8", "replace")
+        if not self._wanted.wants_table(table):  # such as HBase's own marks, of which all servers use one region
+            self._cells.next_block(count)
+            return
+        if not _REGION.match(region) or not key.HasField("log_sequence_number") or seqno > MAX_SEQNO:
+            raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
+        if seqno <= self._last.get(region, -1):
+            # A region server whose log breaks writes what was not acknowledged into the next one, too.
+            if self._cells.next_block(count) == self._blocks.get((region, seqno)):
+                return
+            raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
+        self._history.check(region, seqno, key.write_time)
+        self._last[region] = seqno
+        self.newest_ms = max(self.newest_ms, key.write_time)
         edit = EditKey(table, region, seqno, key.write_time)
-        yield from chunks_of_edit(edit, self._cells.take(count), self._wanted, self.bulk_loads)
+        start = self._cells.at
+        yield from chunks_of_edit(edit, self._cells.take(count), self._wanted, self.bulk_loads, self._encoding)
+        self._blocks[region, seqno] = self._cells.block[start : self._cells.at]
 
     def _check_cluster(self, key: Any) -> None:
         """HBase marks an edit with each cluster that it went through: that of the sender is among them."""
@@ -123,29 +180,37 @@ class ShippedEdits:
 
 
 def chunks_of_edit(
-    edit: EditKey, cells: Iterable[HBaseCell], wanted: CellFilter, bulk_loads: dict[str, int]
+    edit: EditKey,
+    cells: Iterable[HBaseCell],
+    wanted: CellFilter,
+    bulk_loads: dict[str, int],
+    encoding: str = "json",
 ) -> Iterator[RegionChunk]:
-    """All ``cells`` are taken. ``bulk_loads``: those that are met and left out are counted in it, by table."""
+    """All ``cells`` are taken. ``bulk_loads``: those that are met and left out are counted in it, by table.
+    ``encoding``: of the definition.
+    """
     is_wanted = wanted.wants_table(edit.table)
     lines: list[bytes] = []
+    written = map_of if encoding == "msgpack" else line_of
     part, size = 1, 0
     for cell in cells:
         if cell.family == MARK_FAMILY:
             if cell.qualifier == BULK_LOAD and is_wanted:
                 bulk_loads[edit.table] = bulk_loads.get(edit.table, 0) + 1
         elif is_wanted and wanted.wants(cell):
-            line = line_of(cell, *edit)
+            line = written(cell, *edit)
             if lines and size + len(line) > PART_BYTES:
-                yield _part(edit, part, lines)
+                yield _part(edit, part, encoding, lines)
                 part, size, lines = part + 1, 0, []
             lines.append(line)
             size += len(line)
     if lines:
-        yield _part(edit, part, lines)
+        yield _part(edit, part, encoding, lines)
 
 
-def _part(edit: EditKey, part: int, lines: list[bytes]) -> RegionChunk:
-    chunk = Chunk(edit.sequence_id, None, edit.write_time, {"table": edit.table}, b"".join(lines))
+def _part(edit: EditKey, part: int, encoding: str, lines: list[bytes]) -> RegionChunk:
+    attributes = {"table": edit.table} | ({"format": "msgpack"} if encoding == "msgpack" else {})
+    chunk = Chunk(edit.sequence_id, None, edit.write_time, attributes, b"".join(lines))
     return RegionChunk(edit.table, edit.region if part == 1 else f"{edit.region}/{part}", chunk)
 
 
@@ -162,6 +227,17 @@ def line_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_ti
         found["tags"] = [{"type": kind, "data_base64": b64encode(data).decode()} for kind, data in cell.tags]
     found["sequence_id"], found["write_time"], found["region"] = sequence_id, write_time, region
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def map_of(cell: HBaseCell, table: str, region: str, sequence_id: int, write_time: int) -> bytes:
+    """A change as a map of MessagePack: the keys of `line_of`, with bytes as bytes."""
+    names = {"row": cell.row, "family": cell.family, "qualifier": cell.qualifier}
+    found: dict[str, object] = {"table": table, **names, "type": cell.type, "timestamp": cell.timestamp}
+    if cell.type == "put":
+        found["value"] = cell.value
+    if cell.tags:
+        found["tags"] = [{"type": kind, "data": data} for kind, data in cell.tags]
+    return bytes(msgpack.packb({**found, "sequence_id": sequence_id, "write_time": write_time, "region": region}))
 
 
 def _put(found: dict[str, object], name: str, data: bytes) -> None:

@@ -19,6 +19,8 @@ _NAME = re.compile(r"[A-Za-z0-9_]{1,64}\Z")
 _TABLE = re.compile(r"(?:([A-Za-z0-9_]+):)?([A-Za-z0-9_][A-Za-z0-9_.-]*)\Z")
 _FORMAT = 1
 _DEFAULT_NAMESPACE = "default"
+# How the changes of a chunk are written.
+ENCODINGS = ("json", "msgpack")
 # Why a peer that is not serial is refused.
 _LOST = "in a trial without it 344 of 2900 changes came late, looked like duplicates and were lost"
 
@@ -29,7 +31,7 @@ class Unfit(Exception):
 
 class PeerDefinition(NamedTuple):
     """``tables``: as HBase's shell writes them. Of the others, empty means all. ``row_pattern``: a regular expression
-    that is found in the row, by bytes.
+    that is found in the row, by bytes. ``encoding``: of `ENCODINGS`.
     """
 
     topic: str
@@ -38,6 +40,7 @@ class PeerDefinition(NamedTuple):
     qualifiers: tuple[str, ...] = ()
     row_prefixes: tuple[str, ...] = ()
     row_pattern: str = ""
+    encoding: str = "json"
 
     def check(self) -> PeerDefinition:
         """Itself, with the tables in order, each once. Raises ValueError."""
@@ -51,11 +54,14 @@ class PeerDefinition(NamedTuple):
             re.compile(self.row_pattern.encode())
         except re.error as error:
             raise ValueError(f"row pattern: {self.row_pattern!r} is no regular expression: {error}") from None
+        if self.encoding not in ENCODINGS:
+            raise ValueError(f"format: {self.encoding!r} is none of {', '.join(ENCODINGS)}")
         plain = {table.removeprefix(f"{_DEFAULT_NAMESPACE}:") for table in self.tables}
         families, qualifiers, prefixes = (
             tuple(sorted(set(names))) for names in (self.families, self.qualifiers, self.row_prefixes)
         )
-        return PeerDefinition(self.topic, tuple(sorted(plain)), families, qualifiers, prefixes, self.row_pattern)
+        filters = (families, qualifiers, prefixes, self.row_pattern)
+        return PeerDefinition(self.topic, tuple(sorted(plain)), *filters, self.encoding)
 
     def packed(self) -> bytes:
         return json.dumps({"format": _FORMAT, **self._asdict()}, ensure_ascii=False).encode()
@@ -167,13 +173,15 @@ def _tables_shown(tables: Mapping[str, frozenset[str]]) -> str:
 # ---- its tables -----------------------------------------------------------------------------------------------------
 
 
-def check_tables(definition: PeerDefinition, schemas: Iterable[Any]) -> None:
-    """Raises Unfit, with the commands that mend it, unless HBase ships every wanted family of every table."""
+def missing_tables(definition: PeerDefinition, schemas: Iterable[Any]) -> list[str]:
+    """Those that HBase does not have. Raises Unfit, with the commands that mend it, unless HBase ships every wanted
+    family of the others.
+    """
     found = {table_of(schema.table_name): _scopes(schema) for schema in schemas}
-    problems = []
+    problems, missing = [], []
     for table in definition.tables:
         if table not in found:
-            problems.append(f"HBase has no table {table}: create it, or name another one with --tables")
+            missing.append(table)
             continue
         scopes = found[table]
         for family in definition.families or scopes:
@@ -186,6 +194,7 @@ def check_tables(definition: PeerDefinition, schemas: Iterable[Any]) -> None:
                 )
     if problems:
         raise Unfit("\n  ".join(problems))
+    return missing
 
 
 def _scopes(schema: Any) -> dict[str, str]:

@@ -6,6 +6,8 @@
   edits at a time: HBase ships a call again that took too long, while the first one is still carried out. The gateway
   records each edit once, and each writer begins at or below the last recorded edit, so that none overtakes another.
 * A request whose outcome is unknown is sent again as it is, until the deadline; then HBase ships the call again.
+* What the gateway names as recorded is not sent again within a call. So a call that HBase ships again after its
+  deadline is carried on where the gateway is, and comes to its end however large it is.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _USER_AGENT = "logferry-hbase"
 _BATCH_BYTES = 1 << 20
 _BATCH_CHUNKS = 5000
 _ANSWER_TIMEOUT_S = 30.0
+_SHORTEST_S = 1.0
 
 
 class NotDelivered(Exception):
@@ -90,25 +93,33 @@ class GatewayDelivery:
     def deliver(self, chunks: Iterable[RegionChunk], deadline: float) -> Delivered:
         """Returns when all are recorded. Raises NotDelivered, and what ``chunks`` raises."""
         count = size = 0
-        for batch in batches_of(chunks):
-            self._write(batch, deadline)
+        recorded: dict[str, int] = {}  # by source, as the gateway says in this call
+        for batch in batches_of(one for one in chunks if one.chunk.seqno > recorded.get(one.source_id, -1)):
+            if time.monotonic() > deadline:
+                raise NotDelivered(
+                    f"not recorded in time: {count} chunks are, and the rest is when HBase ships it again"
+                )
+            if self._stop.is_set():
+                raise NotDelivered("the connector stops")
+            recorded[batch.source_id] = self._write(batch, deadline)
             count += len(batch.chunks)
             size += sum(len(wire) for _, wire in batch.chunks)
         return Delivered(count, size)
 
-    def _write(self, batch: SourceBatch, deadline: float) -> None:
+    def _write(self, batch: SourceBatch, deadline: float) -> int:
+        """What the gateway has then recorded of the source, at least the batch."""
         failures = 0
         while True:
-            outcome = self._request(batch)
+            outcome = self._request(batch, deadline)
             answer, do = outcome.answer, next_step(outcome.answer)
-            if do is NextStep.ADVANCE and (answer.recorded_seqno or 0) >= batch.chunks[-1][0]:
+            recorded = -1 if answer.recorded_seqno is None else answer.recorded_seqno
+            if do is NextStep.ADVANCE and recorded >= batch.chunks[-1][0]:
                 self._owners[batch.table] = outcome.url
-                return
+                return recorded
             if do is NextStep.SMALLER and len(batch.chunks) > 1:
                 half = len(batch.chunks) // 2
-                for chunks in (batch.chunks[:half], batch.chunks[half:]):
-                    self._write(batch._replace(chunks=chunks), deadline)
-                return
+                self._write(batch._replace(chunks=batch.chunks[:half]), deadline)
+                return self._write(batch._replace(chunks=batch.chunks[half:]), deadline)
             if do is NextStep.ASK:
                 self._direct_from = time.monotonic() + FORWARDED_S
             elif do not in (NextStep.WAIT, NextStep.AGAIN, NextStep.ADVANCE):
@@ -121,12 +132,14 @@ class GatewayDelivery:
             if self._stop.wait(pause):
                 raise NotDelivered("the connector stops")
 
-    def _request(self, batch: SourceBatch) -> Outcome:
+    def _request(self, batch: SourceBatch, deadline: float) -> Outcome:
         address = SourceAddress(self._cluster, _USER_AGENT, self._topic, batch.source_id, batch.table)
         direct = time.monotonic() >= self._direct_from
         body: list[bytes | memoryview] = [b"".join(wire for _, wire in batch.chunks)]
         owner = self._owners.get(batch.table)
-        return SourceRequest(address, "chunks", None, body, direct=direct, owner=owner).follow(self._own().exchange)
+        connections = self._own()
+        connections.answer_timeout_s = min(max(deadline - time.monotonic(), _SHORTEST_S), _ANSWER_TIMEOUT_S)
+        return SourceRequest(address, "chunks", None, body, direct=direct, owner=owner).follow(connections.exchange)
 
     def _own(self) -> Connections:
         found: Connections | None = getattr(self._threads, "connections", None)

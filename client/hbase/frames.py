@@ -27,13 +27,16 @@ _ERROR = "java.io.IOException"
 
 
 class RemoteCall(NamedTuple):
-    """``timeout_ms``: after so long HBase gives the call up and sends it again; 0: it does not say."""
+    """``timeout_ms``: after so long HBase gives the call up and sends it again; 0: it does not say. ``came``: when its
+    first bytes came, monotonic.
+    """
 
     call_id: int
     method: str
     timeout_ms: int
     param: memoryview
     cells: memoryview
+    came: float
 
 
 def check_preamble(data: bytes) -> None:
@@ -67,7 +70,7 @@ def refusal_of(header: bytes) -> str | None:
     return None
 
 
-def call_of(frame: memoryview) -> RemoteCall:
+def call_of(frame: memoryview, came: float = 0.0) -> RemoteCall:
     """The call in a frame. Raises ForeignBytes."""
     head, at = split_delimited(frame, 0, "request header")
     header = messages.parse("RequestHeader", head)
@@ -79,7 +82,7 @@ def call_of(frame: memoryview) -> RemoteCall:
     size = header.cell_block_meta.length
     if size != len(frame) - at:
         raise ForeignBytes(f"the cell block should have {size} bytes and has {len(frame) - at}")
-    return RemoteCall(header.call_id, header.method_name, header.timeout, param, frame[at:])
+    return RemoteCall(header.call_id, header.method_name, header.timeout, param, frame[at:], came)
 
 
 def call_id_of(start: memoryview) -> int | None:

@@ -22,9 +22,10 @@ ENABLED = 0
 _TIMEOUT_S = 30.0
 _PROCEDURE_S = 120.0
 _LOOK_S = 0.1
-_RUNNING = 1
+_NOT_FOUND, _RUNNING = 0, 1
 _MOST_ANSWER_BYTES = 64 << 20
-_NOT_THERE = ("ReplicationPeerNotFoundException",)
+# What a master answers that starts, or stops.
+_STARTING = ("PleaseHoldException", "ServerNotRunningYetException", "MasterNotRunningException")
 
 
 class HBaseMaster:
@@ -73,6 +74,8 @@ class HBaseMaster:
             if time.monotonic() > deadline:
                 raise Unanswered(f"{method} of HBase takes more than {_PROCEDURE_S:.0f} s: see its master's log")
             time.sleep(_LOOK_S)
+        if found.state == _NOT_FOUND:  # it is kept for minutes after its end
+            raise Unanswered(f"the master of HBase does not know the {method} that it began; try again")
         if found.HasField("exception"):
             problem = found.exception.generic_exception
             raise CallFailed(problem.class_name, problem.message)
@@ -94,6 +97,8 @@ class HBaseMaster:
                     f"HBase refuses {method}: {error}. Kerberos is not supported; the user "
                     f"{_user()} needs the right to administer HBase"
                 ) from None
+            if error.kind.endswith(_STARTING):
+                raise Unanswered(f"the master of HBase at {at.host}:{at.port} starts: {error}") from None
             raise
 
 

@@ -41,7 +41,7 @@ class Address(NamedTuple):
 
 class Registry:
     """One session of ZooKeeper. ``hosts``: ``HOST:PORT`` each. ``hbase``: the folder of HBase. The methods raise
-    Unanswered.
+    Unanswered. ``changed``: the session, or a peer that is watched; ``peer_changed``: that, until it is watched again.
     """
 
     def __init__(self, hosts: Iterable[str], hbase: str = "/hbase") -> None:
@@ -49,6 +49,7 @@ class Registry:
         self._hbase = hbase.rstrip("/")
         self._zookeeper = KazooClient(",".join(self.hosts), timeout=_SESSION_S)
         self.changed = threading.Event()
+        self.peer_changed = threading.Event()
         self._is_lost = False
 
     def __enter__(self) -> Registry:
@@ -92,6 +93,16 @@ class Registry:
             raise Unanswered(f"{self._hbase}/master of ZooKeeper cannot be read: {error}") from None
         return Address(found.host_name, found.port)
 
+    def watch_peer(self, name: str) -> None:
+        """Sets `peer_changed` when HBase changes the peer from now on; not where it keeps its peers in files."""
+        self.peer_changed.clear()
+        self._try("get", f"{self._hbase}/replication/peers/{name}", watch=self._peer_is_changed)
+
+    def _peer_is_changed(self, event: Any) -> None:
+        """In a thread of the client, also when a session ends."""
+        self.peer_changed.set()
+        self.changed.set()
+
     def hbase_children(self, name: str) -> list[str]:
         return self._children(f"{self._hbase}/{name}")
 
@@ -125,18 +136,26 @@ class Registry:
         """Stores the definition of a new subscription. Raises Unfit where another one is stored, or where another
         subscription writes its topic: what is filtered differently would look like duplicates.
         """
-        for other in self.names():
-            if other != name and (there := self.definition(other)) and there.topic == definition.topic:
-                raise Unfit(f"the subscription {other} writes the topic {definition.topic}: choose another topic")
+        self._check_topic(name, definition.topic)
         found = self.definition(name)
         if found is None:
             self._create(f"{ROOT}/{name}/subscription", definition.packed())
             found = self.definition(name)
+            try:
+                self._check_topic(name, definition.topic)
+            except Unfit:  # another one was stored at the same time
+                self.remove(name)
+                raise
         if found is not None and found != definition:
             raise Unfit(
                 f"the subscription {name} has another definition ({found.differences(definition)}): use the same "
                 f"options, or `logferry hbase remove {name}` first"
             )
+
+    def _check_topic(self, name: str, topic: str) -> None:
+        for other in self.names():
+            if other != name and (there := self.definition(other)) and there.topic == topic:
+                raise Unfit(f"the subscription {other} writes the topic {topic}: choose another topic")
 
     def remove(self, name: str) -> None:
         """Also with connectors that are still announced: they end by themselves."""
@@ -147,6 +166,16 @@ class Registry:
     def connectors(self, name: str) -> list[str]:
         """As ``HOST:PORT``."""
         return sorted(":".join(node.split(",")[:2]) for node in self._children(f"{ROOT}/{name}/rs"))
+
+    def notes(self, name: str) -> dict[str, bytes]:
+        """What each connector has noted, by HOST:PORT."""
+        nodes = self._children(f"{ROOT}/{name}/rs")
+        found = {":".join(node.split(",")[:2]): self._get(f"{ROOT}/{name}/rs/{node}") for node in nodes}
+        return {connector: note for connector, note in sorted(found.items()) if note is not None}
+
+    def note(self, name: str, node: str, data: bytes) -> None:
+        """HBase does not read what a node holds."""
+        self._try("set", f"{ROOT}/{name}/rs/{node}", data)
 
     def announce(self, name: str, node: str) -> bool:
         """Creates what is missing of the cluster that HBase looks for; True: the node was missing. ``node``:

@@ -156,7 +156,10 @@ class Reply(NamedTuple):
 
 
 class Connections:
-    """Kept connections of one thread, at most `MOST_CONNECTIONS`: the least recently used one is closed first."""
+    """Kept connections of one thread, at most `MOST_CONNECTIONS`: the least recently used one is closed first.
+
+    ``answer_timeout_s`` may be changed between requests.
+    """
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class Connections:
         dialer: Dialer | None = None,
         largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
     ) -> None:
-        self._answer_timeout_s = answer_timeout_s
+        self.answer_timeout_s = answer_timeout_s
         self._dialer = dialer or Dialer()
         self._largest_answer_bytes = largest_answer_bytes
         self._kept: dict[str, http.client.HTTPConnection] = {}
@@ -219,7 +222,7 @@ class Connections:
             if connection.sock is None and not self._is_cut:
                 connection.connect()
             if isinstance(connection.sock, socket.socket):
-                connection.sock.settimeout(self._answer_timeout_s)
+                connection.sock.settimeout(self.answer_timeout_s)
             if self._is_cut:
                 raise ConnectionAbortedError("closed by the caller")
             try:

@@ -29,6 +29,7 @@ from logferry.loaders.planning.segment_states import AddedRows, SegmentRules, dr
 from logferry.loaders.planning.source_facts import shared_topics
 from logferry.loaders.storage.commit import CommittedBatch, DataFiles, commit_files, committed_batch
 from logferry.loaders.storage.files import open_table, storage_errors
+from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.rewrite import SQL_TIME, Rule
 from logferry.loaders.storage.side_tables import (
     add_sources,
@@ -88,6 +89,9 @@ def drop_rows(session: Session, paths: TablePaths, entry: LedgerEntry, run: str)
         staying = _staying(session, paths.main, open_table(paths.main), before, rules)
         changed = drop_before(segments, before, entry.batch, datetime.now(UTC), rules, staying)
         put_segments(paths.segments, entry.batch, run, changed.values())
+    if last_batch(open_table(paths.latest)) == entry.batch - 1 >= 0:
+        # The latest state keeps what it has.
+        commit_files(DataFiles(paths.latest), paths.latest, entry.batch, run)
     table = open_table(paths.main)
     rewriter = Rewriter(session, paths.main, entry.batch, _rule(before, has_events=_has_events(table)))
     return commit_files(nothing, paths.main, entry.batch, run, changes=rewriter.actions)

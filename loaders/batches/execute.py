@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.dedup import Deduplicated, batch_facts, without_copies
 from logferry.loaders.batches.drop_rows import drop_rows
+from logferry.loaders.batches.latest_state import merge_latest
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.batches.records import BatchRecords, kept_on_disk, read, write_files
 from logferry.loaders.batches.replace_rows import (
@@ -310,7 +311,7 @@ def _commit(
     result: CheckResult | None = None,
     counted: Mapping[datetime, RecountedRows] | None = None,
 ) -> CommittedBatch:
-    """The side tables first: segments, sources, chunks left out. The rows last."""
+    """The side tables first: segments, sources, chunks left out, the latest state. The rows last."""
     facts = found.facts if found else {}
     length = segment_length(paths.segments)
     if length is not None:
@@ -330,9 +331,16 @@ def _commit(
         add_sources(paths.sources, entry.batch, loader.run, facts)
     if found and found.left_out:
         commit_rows(left_out_rows(found.left_out), paths.left_out, entry.batch, loader.run)
+    _merge_latest(loader, paths, entry, written)
     if entry.reload:
         return replace_main(loader.spark, written, paths, entry, loader.run)
     return commit_files(written, paths.main, entry.batch, loader.run, after=entry.batch - 1)
+
+
+def _merge_latest(loader: Loader, paths: TablePaths, entry: LedgerEntry, written: DataFiles) -> None:
+    parser = settings_of(entry.parser, entry.settings)
+    if parser is not None and parser.latest:
+        merge_latest(loader.spark, written, paths, entry, parser, loader.run)
 
 
 def _check_readable(entry: LedgerEntry, paths: TablePaths, reason: str | None) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
 from typing import Final, NamedTuple
 
 from logferry.loaders.parsing.columns import (
     ACCESS_LINE,
     ESCAPED_KEY,
+    LAST_MS,
     MARK,
     MEMBER_KEY,
     NO_MEMBER,
@@ -24,10 +27,10 @@ from logferry.loaders.parsing.columns import (
     named_groups,
     schema_field,
 )
-from logferry.loaders.parsing.settings import FIELDS, RESCUED, EventTime, ParserSettings
+from logferry.loaders.parsing.settings import FIELDS, HBASE, HBASE_BYTES, RESCUED, EventTime, ParserSettings
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructField, StructType
 
 LINE: Final = "line_text"
 _PARTS: Final = "line_parts"
@@ -49,6 +52,8 @@ NOT_STRICT: Final = (
     "the line has JSON that cannot be rescued: single quotes, NaN, Infinity, text after the object, "
     f"or a value of more than {RESCUED_DEPTH} levels"
 )
+NOT_CHANGE: Final = "the line is no change of HBase"
+HBASE_TYPES: Final = ("put", "delete", "delete_column", "delete_family", "delete_family_version")
 NOT_LOGFMT: Final = "the line is not logfmt: key=value …"
 
 _QUOTED: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -75,7 +80,7 @@ def texts(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
 
 def typed(read: ParsedLines, settings: ParserSettings) -> ParsedLines:
     """The columns with their types; a text that does not have its type is a flaw of the line."""
-    if settings.format == "json":
+    if settings.format in ("json", "hbase"):
         return read
     columns: dict[str, Column] = {}
     flaws = [F.when(read.flaw.isNotNull(), read.flaw)]
@@ -175,6 +180,37 @@ def _key(member: Column) -> Column:
     return F.when(F.contains(raw, F.lit("\\")), unescaped).otherwise(raw.substr(F.lit(2), F.length(raw) - 2))
 
 
+def _hbase(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
+    """What is missing, of a wrong type or unknown is a flaw: the latest state may be made of sound changes only."""
+    coded = [f"{name}_base64" for name in HBASE_BYTES]
+    plain = spark_fields(**{**HBASE, **dict.fromkeys(coded, "string"), "write_time": "bigint"})
+    tags = spark_fields(tags="array<struct<type:int,data_base64:string>>")
+    schema = StructType([*plain, *tags, StructField("line_flaw", StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "line_flaw"}
+    read = frame.withColumn(_PARTS, F.from_json(LINE, schema, options))
+    parts = F.col(_PARTS)
+    columns = {name: parts[name] for name in HBASE}
+    columns["write_time"] = F.when(parts["write_time"].between(0, LAST_MS), F.timestamp_millis(parts["write_time"]))
+    flaws = [parts.isNull(), parts["line_flaw"].isNotNull(), ~F.endswith(F.rtrim(LINE), F.lit("}"))]
+    flaws += [columns[name].isNull() for name in HBASE if name not in HBASE_BYTES]
+    for name in HBASE_BYTES:
+        columns[f"{name}_bytes"] = _decoded(parts[f"{name}_base64"])
+        is_there = parts[name].isNotNull().cast("int") + columns[f"{name}_bytes"].isNotNull().cast("int")
+        # Only a put has a value.
+        flaws.append(is_there != (F.when(parts["type"] == "put", 1).otherwise(0) if name == "value" else F.lit(1)))
+        flaws.append(parts[f"{name}_base64"].isNotNull() & columns[f"{name}_bytes"].isNull())
+    flaws.append(~parts["type"].isin(*HBASE_TYPES))
+    columns["tags"] = F.transform(
+        parts["tags"], lambda tag: F.struct(tag["type"].alias("type"), _decoded(tag["data_base64"]).alias("data"))
+    )
+    flaw = F.when(reduce(or_, (F.coalesce(one, F.lit(True)) for one in flaws)), F.lit(NOT_CHANGE))
+    return ParsedLines(read, columns, flaw)
+
+
+def _decoded(text: Column) -> Column:
+    return F.try_to_binary(text, F.lit("base64"))
+
+
 def _access(frame: DataFrame, settings: ParserSettings) -> ParsedLines:
     read = _matched(frame, ACCESS_LINE)
     request = F.regexp_replace(read.columns["request"], F.lit(REQUEST), F.lit(f"{MARK}$1{MARK}$2{MARK}$3"))
@@ -256,6 +292,7 @@ _FORMATS: Final[Mapping[str, Callable[[DataFrame, ParserSettings], ParsedLines]]
     "logfmt": _logfmt,
     "regex": lambda frame, settings: _matched(frame, settings.pattern or "", _LONGEST),
     "delimited": _delimited,
+    "hbase": _hbase,
 }
 
 
@@ -263,6 +300,10 @@ def extra_fields(settings: ParserSettings) -> list[StructField]:
     """Beside the typed columns: what has no column of its own."""
     if settings.format == "logfmt":
         return [StructField(FIELDS, MapType(StringType(), StringType()))]
+    if settings.format == "hbase":
+        tag = StructType([*spark_fields(type="int"), StructField("data", BinaryType())])
+        names = (f"{name}_bytes" for name in HBASE_BYTES)
+        return [*(StructField(name, BinaryType()) for name in names), StructField("tags", ArrayType(tag))]
     return [StructField(RESCUED, StringType())] if settings.rescued else []
 
 

@@ -17,9 +17,11 @@ from typing import Any, Final
 
 from logferry.loaders.errors import LoaderConfigError
 from logferry.loaders.jvm_errors import JVM_ERRORS, java_chain, sorted_error
+from logferry.loaders.parsing import hbase_events
 from logferry.loaders.parsing.columns import DATES, LAST_MS
 from logferry.loaders.parsing.formats import LINE, event_time, extra_fields, spark_fields, texts, typed
 from logferry.loaders.parsing.settings import LINES, ParserSettings
+from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -115,7 +117,7 @@ def parse_records(records: DataFrame, parser: ParserSettings = LINES) -> DataFra
     good = records.where("flaw is null")
     if parser.format == "chunk":
         return good.withColumns({"data": F.col("value"), "reason": F.lit(None).cast("string")})
-    return read_lines(_lines(good), parser)
+    return read_lines(_lines(_plain(good, parser)), parser)
 
 
 def read_lines(lines: DataFrame, parser: ParserSettings) -> DataFrame:
@@ -204,12 +206,24 @@ def quarantined_rows(records: DataFrame, columns: Sequence[str], parser: ParserS
     if parser.format == "chunk":
         return whole.select(*columns)
     lines = records.where("flaw is null and not clean") if parser.format == "lines" else records.where("flaw is null")
-    bad = read_lines(_lines(lines), parser).where("reason is not null")
+    bad = read_lines(_lines(_plain(lines, parser)), parser).where("reason is not null")
     return (
         bad.withColumns({"bytes": F.expr("cast(text as binary)"), **more})
         .select(*columns)
         .unionByName(whole.select(*columns))
     )
+
+
+def _plain(records: DataFrame, parser: ParserSettings) -> DataFrame:
+    """The records with lines of JSON in place of MessagePack, where the parser reads it."""
+    if parser.format != "hbase" or not parser.msgpack:
+        return records
+    # Executors need not have this package.
+    register_pickle_by_value(hbase_events)
+    is_packed = F.expr("attributes['format'] <=> 'msgpack'")
+    lines = F.udf(hbase_events.json_lines, BinaryType(), useArrow=False)(F.when(is_packed, F.col("value")))
+    unpacked = records.withColumn("value", F.coalesce(lines, F.col("value")))
+    return unpacked.withColumn("clean", F.expr("is_valid_utf8(cast(value as string))"))
 
 
 def _lines(records: DataFrame) -> DataFrame:

@@ -14,8 +14,10 @@ from typing import Annotated, Any, Final, Literal, get_args
 from logferry.loaders.parsing.columns import TIME, check_name, column_type, named_groups
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Format = Literal["lines", "chunk", "json", "access", "logfmt", "regex", "delimited"]
+Format = Literal["lines", "chunk", "json", "access", "logfmt", "regex", "delimited", "hbase"]
 
+# As many versions as few programs delete one by one.
+VERSIONS_KEPT: Final = 3
 VERSIONS: Final[dict[str, int]] = dict.fromkeys(get_args(Format), 1)
 # The settings that a format uses.
 _USED: Final[dict[str, tuple[str, ...]]] = {
@@ -26,6 +28,7 @@ _USED: Final[dict[str, tuple[str, ...]]] = {
     "logfmt": ("columns", "event_time"),
     "regex": ("columns", "pattern", "event_time"),
     "delimited": ("columns", "separator", "quoted", "event_time"),
+    "hbase": ("latest", "versions", "msgpack"),
 }
 
 # The columns that every row has besides the parser's.
@@ -36,6 +39,17 @@ RESERVED: Final = frozenset((*_ROW, *_BESIDE, *_ASIDE))
 
 _ACCESS: Final = "remote_host ident user time request method path protocol status body_bytes referer user_agent"
 ACCESS: Final = {**dict.fromkeys(_ACCESS.split(), "string"), "status": "int", "body_bytes": "bigint"}
+# The changes of `logferry hbase subscribe`. Of row, family, qualifier and value the text is set or, where it would not
+# be UTF-8, the column of their bytes.
+HBASE: Final = {
+    **dict.fromkeys(("table", "row", "family", "qualifier", "type"), "string"),
+    "timestamp": "bigint",
+    "value": "string",
+    "sequence_id": "bigint",
+    "write_time": "timestamp",
+    "region": "string",
+}
+HBASE_BYTES: Final = ("row", "family", "qualifier", "value")
 FIELDS: Final = "fields"
 RESCUED: Final = "rescued"
 
@@ -91,6 +105,12 @@ class ParserSettings(BaseModel):
     """Whether fields may be quoted with `"`, for `delimited`."""
     rescued: bool = False
     """Whether keys that `columns` does not name are kept as JSON in the column `rescued`, for `json`."""
+    latest: bool = False
+    """Whether a second table, `<path>_latest`, has the latest state of each cell, for `hbase`."""
+    versions: Annotated[int, Field(ge=1, le=1000)] = VERSIONS_KEPT
+    """How many versions of a cell that table keeps, for the case that newer ones are deleted one by one."""
+    msgpack: bool = True
+    """Whether chunks of MessagePack are read, for `hbase`: executors need Python and the package msgpack then."""
     event_time: EventTime | None = None
     """Event time of a line (default: none; `access` has its own)."""
 
@@ -132,7 +152,7 @@ class ParserSettings(BaseModel):
 
     def _check_settings(self) -> None:
         """Settings that the format does not use are rejected."""
-        for name in ("columns", "pattern", "separator", "quoted", "rescued", "event_time"):
+        for name in [name for name in type(self).model_fields if name != "format"]:
             if name in self.model_fields_set and name not in _USED[self.format]:
                 raise ValueError(f"{name}: not a setting of the format {self.format}")
         if self.format == "delimited" and self.separator is None:
@@ -167,6 +187,8 @@ class ParserSettings(BaseModel):
         """The parser's columns in order: name → type."""
         if self.format == "access":
             return {**ACCESS, **self.columns}
+        if self.format == "hbase":
+            return HBASE
         if self.format == "regex":
             return {name: self.columns.get(name, "string") for name in named_groups(self.pattern or "").groups}
         return self.columns

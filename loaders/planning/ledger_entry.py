@@ -101,10 +101,11 @@ class TablePaths(NamedTuple):
     left_out: Location
     segments: Location
     excluded: Location
+    latest: Location
 
     @classmethod
     def of(cls, path: Location | Path | str) -> TablePaths:
         """Raises ValueError, as `Location.of`."""
         main = Location.of(path)
-        beside = ("ledger", "quarantine", "sources", "moved", "segments", "excluded")
+        beside = ("ledger", "quarantine", "sources", "moved", "segments", "excluded", "latest")
         return cls(main, *(main.with_name(f"{main.name}_{name}") for name in beside))

@@ -264,6 +264,8 @@ def _format(settings: ParserSettings) -> Format | None:
         return DelimitedLines(names, settings.separator or "", quoted=settings.quoted)
     if settings.format in ("lines", "json"):
         return None
+    if settings.format == "hbase":
+        raise LoaderConfigError("the format hbase is parsed by Spark alone")
     raise LoaderConfigError(f"the format {settings.format} has no lines")
 
 

@@ -7,22 +7,25 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Container, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from logferry.client.events import set_up
 from logferry.client.hbase.connector import Connector
-from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit, check_name
+from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
 from logferry.client.hbase.frames import CallFailed
 from logferry.client.hbase.master import ENABLED, HBaseMaster
+from logferry.client.hbase.metrics import figures_of
 from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
 from logferry.client.hbase.server import ServerLimits
 from logferry.client.hbase.wal.tail import TailOptions, tail_logs
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import GatewayCluster, cluster_of
 from logferry.client.transport.connections import Dialer, proxies_of
-from logferry.ops.cli.gateway_client import TOKEN_VARIABLE, token_of
+from logferry.ops.cli.gateway_client import GatewayClient, token_of
+from logferry.ops.cli.hbase_options import add_status_options, add_subscribe_options, add_tail_options, named
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
@@ -53,6 +56,8 @@ Run it as a service, once. It exits with 1 if files of the log were gone before 
 """
 _EXAMPLES: Final = {"subscribe": _SUBSCRIBE_EXAMPLE, "tail": _TAIL_EXAMPLE}
 _MIB: Final = 1 << 20
+_LONG_CALL_S: Final = 30
+_SHOWN_REGIONS: Final = 10
 
 
 def main(argv: list[str]) -> int:
@@ -100,11 +105,11 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
         )
         if not is_plain:
             help_text = "for its log" if action == "tail" else "of the subscription, and of HBase's peer"
-            one.add_argument("name", type=_named, metavar="NAME", help=help_text)
+            one.add_argument("name", type=named, metavar="NAME", help=help_text)
         else:
             one.add_argument("--json", action="store_true", help="print one JSON object")
         if action == "tail":
-            _add_tail_options(one)
+            add_tail_options(one)
             continue
         one.add_argument(
             "--zookeeper", required=True, metavar="HOST[:PORT],...", help="servers of ZooKeeper, as HBase knows them"
@@ -113,7 +118,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
             "--hbase-folder", default="/hbase", metavar="PATH", help="zookeeper.znode.parent of HBase (default: /hbase)"
         )
         if action == "subscribe":
-            _add_subscribe_options(one)
+            add_subscribe_options(one)
+        if action == "status":
+            add_status_options(one)
     return parser, {
         "subscribe": _subscribe,
         "list": _list,
@@ -122,58 +129,6 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
         "resume": _resume,
         "remove": _remove,
     }
-
-
-def _named(text: str) -> str:
-    try:
-        return check_name(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _add_write_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--tables", nargs="+", required=True, metavar="TABLE", help="as TABLE or NAMESPACE:TABLE")
-    add("--topic", required=True, help="topic to write, without its data centre; for these tables alone")
-    add("--families", nargs="+", default=[], metavar="FAMILY", help="only these column families (default: all)")
-    add("--qualifiers", nargs="+", default=[], metavar="QUALIFIER", help="only these columns, and deletes of families")
-    add("--row-prefixes", nargs="+", default=[], metavar="PREFIX", help="only rows that begin with one of these")
-    add("--row-pattern", default="", metavar="REGEX", help="only rows in which this is found, by bytes")
-    add("--url", action="append", metavar="URL", help="of a gateway worker; repeat it (default: http://127.0.0.1:8080)")
-    add(
-        "--token-file", metavar="FILE", help=f"file with the token (default: the environment variable {TOKEN_VARIABLE})"
-    )
-    add("--ca-file", metavar="FILE", help="authorities that verify the gateway's certificate (default: the system's)")
-    add("-v", "--verbose", action="store_true", help="log everything")
-
-
-def _add_tail_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--wals", type=Path, required=True, metavar="DIR", help="WALs in the folder of HBase")
-    add("--old-wals", type=Path, required=True, metavar="DIR", help="oldWALs in the folder of HBase")
-    add(
-        "--positions",
-        type=Path,
-        metavar="FILE",
-        help="remember how far they are written (default: read all again)",
-    )
-    add("--leave-out", nargs="+", default=[], metavar="NAME", help="files of the log that are not read, by their names")
-    add("--poll-s", type=float, default=0.2, metavar="S", help="look for new entries so often (default: %(default)s)")
-    _add_write_options(parser)
-
-
-def _add_subscribe_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    _add_write_options(parser)
-    add(
-        "--listen",
-        default="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help="for region servers; port 0: any (default: %(default)s)",
-    )
-    add("--advertise", metavar="HOST", help="by which region servers reach it (default: the host of --listen)")
-    add("--call-mb", type=int, default=128, metavar="N", help="largest call of HBase (default: %(default)s)")
-    add("--memory-mb", type=int, default=256, metavar="N", help="all calls that are held (default: %(default)s)")
 
 
 def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
@@ -188,7 +143,10 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
     definition, cluster, dialer = _checked(args)
     set_up(args.verbose)
     listen = Address(host, int(port))
-    connector = Connector(args.name, definition, registry, cluster, dialer, listen, args.advertise or host, limits)
+    advertise = args.advertise or host
+    connector = Connector(
+        args.name, definition, registry, cluster, dialer, listen, advertise, limits, args.metrics_port
+    )
     stop = threading.Event()
 
     def end(*_: object) -> None:
@@ -199,14 +157,15 @@ def _subscribe(args: argparse.Namespace, registry: Registry) -> int:
     try:
         connector.run(stop)
     except OSError as error:
-        raise UsageError(f"--listen {args.listen}: {error.strerror or error}") from None
+        ports = f"--listen {args.listen}{f' or --metrics-port {args.metrics_port}' if args.metrics_port else ''}"
+        raise UsageError(f"{ports}: {error.strerror or error}") from None
     return 0
 
 
 def _checked(args: argparse.Namespace) -> tuple[PeerDefinition, GatewayCluster, Dialer]:
     filters = (tuple(args.families), tuple(args.qualifiers), tuple(args.row_prefixes), args.row_pattern)
     try:
-        definition = PeerDefinition(args.topic, tuple(args.tables), *filters).check()
+        definition = PeerDefinition(args.topic, tuple(args.tables), *filters, args.format).check()
         cluster = cluster_of(args.url or "http://127.0.0.1:8080", token_of(args))
         return definition, cluster, Dialer(args.ca_file, proxies=proxies_of(os.environ))
     except (ValueError, OSError) as error:
@@ -248,25 +207,49 @@ def _list(args: argparse.Namespace, registry: Registry) -> int:
 
 
 def _status(args: argparse.Namespace, registry: Registry) -> int:
-    found = [_with_progress(one, registry) for one in _all(registry)]
+    gateway = GatewayClient(args.url, token_of(args), args.ca_file) if args.url else None
+    found = [_with_progress(one, registry, gateway) for one in _all(registry)]
     _print_status(found, args.json)
     return int(any(one["problems"] for one in found))
 
 
-def _with_progress(listed: dict[str, Any], registry: Registry) -> dict[str, Any]:
-    """``listed``: the subscription as `logferry hbase list` shows it. Adds servers, regions and problems."""
+def _with_progress(listed: dict[str, Any], registry: Registry, gateway: GatewayClient | None) -> dict[str, Any]:
+    """``listed``: the subscription as `logferry hbase list` shows it. Adds what is known of its progress."""
     servers = servers_progress(registry, listed["name"])
+    figures = {connector: figures_of(note) for connector, note in registry.notes(listed["name"]).items()}
     problems = [f"the state is: {listed['state']}"] if listed["state"] != "active" else []
     if not listed["connectors"]:
         problems.append("no connector runs: HBase keeps the changes; start `logferry hbase subscribe`")
     problems += [f"{one.server}: {one.problem}" for one in servers if one.problem]
+    problems += [
+        f"{connector}: a call of HBase waits for {seconds} s; see the connector's log"
+        for connector, found in figures.items()
+        if (seconds := found.get("oldest_call_s", 0)) > _LONG_CALL_S
+    ]
+    # HBase first: what it has shipped was recorded before.
     regions = dict(sorted(pushed(registry, listed["name"])))
+    recorded = {} if gateway is None else _recorded(gateway, listed["topic"], regions)
     return {
         **listed,
+        "connector_figures": figures,
         "servers": [_server_shown(one) for one in servers],
         "pushed_seqnos": regions,
+        "recorded_seqnos": recorded,
         "problems": problems,
     }
+
+
+def _recorded(gateway: GatewayClient, topic: str, regions: Container[str]) -> dict[str, int]:
+    """The seqno that the gateway has recorded, of those regions of which it has one. Raises CommandError."""
+    found: dict[str, int] = {}
+    after: str | None = ""
+    while after is not None:
+        page = gateway.request("GET", f"/v1/topics/{topic}/sources?{urlencode({'after': after} if after else {})}")
+        for source in page["sources"]:
+            if source["source_id"] in regions and source["recorded_seqno"] is not None:
+                found[source["source_id"]] = source["recorded_seqno"]
+        after = page["next"]
+    return found
 
 
 def _server_shown(one: ServerProgress) -> dict[str, Any]:
@@ -286,10 +269,37 @@ def _print_status(found: Sequence[dict[str, Any]], as_json: bool) -> None:
         print(f"{one['name']}: {one['state']}; {tables} -> {one['topic']}; connectors: {connectors}")
         for server in one["servers"]:
             print(f"  {server['server']}: {_figures_shown(server)}")
+        for connector, figures in one["connector_figures"].items():
+            _print_connector(connector, figures)
+        if one["recorded_seqnos"]:
+            _print_compared(one["pushed_seqnos"], one["recorded_seqnos"])
         for problem in one["problems"]:
             print(f"  ! {problem}")
     if not found:
         print("no subscriptions")
+
+
+def _print_connector(connector: str, figures: dict[str, Any]) -> None:
+    if not figures:
+        print(f"  connector {connector}: no figures yet")
+        return
+    text = (
+        f"{figures['calls']} calls done, {figures['failed_calls']} to ship again, {figures['chunks']} chunks recorded"
+    )
+    if (age_ms := figures["change_age_ms"]) is not None:
+        text += f", the last change {age_ms / 1000:.1f} s after HBase wrote it"
+    print(f"  connector {connector}: {text}")
+    for wait in figures["waits"]:
+        at = datetime.fromtimestamp(wait["at_ms"] / 1000, UTC).isoformat(timespec="seconds")
+        times = f" ({wait['times']} times)" if wait["times"] > 1 else ""
+        print(f"    {wait['who']} last waited at {at}{times}: {wait['reason']}")
+
+
+def _print_compared(shipped: dict[str, int], recorded: dict[str, int]) -> None:
+    less = [region for region, seqno in recorded.items() if seqno < shipped[region]]
+    print(f"  regions: {len(shipped)} in HBase, {len(recorded)} in the gateway, which has less of {len(less)}")
+    for region in less[:_SHOWN_REGIONS]:
+        print(f"    {region}: HBase has shipped {shipped[region]}, the gateway recorded {recorded[region]}")
 
 
 def _figures_shown(server: dict[str, Any]) -> str:

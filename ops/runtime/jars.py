@@ -43,6 +43,7 @@ from logferry.ops.runtime.java import cache_dir, find_java
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+HBASE_VERSIONS = {"2.6": "hbase", "2.5": "hbase25"}
 STORES = ("s3", "gs")  # of tables, with jars of their own; HDFS needs none beside pyspark's
 
 _MANIFEST = "manifest.json"
@@ -142,9 +143,17 @@ def yarn_jars() -> list[Path]:
     return [*hdfs_jars(), *fetch_jars(SETS["yarn"])]
 
 
-def hbase_jars() -> list[Path]:
-    """ZooKeeper and HBase, servers and client, for tests and the demo. Raises Unavailable."""
-    return fetch_jars(SETS["hbase"])
+def hbase_jars(version: str = "2.6") -> list[Path]:
+    """ZooKeeper and HBase, servers and client, for tests and the demo. ``version``: of `HBASE_VERSIONS`. Raises
+    Unavailable.
+    """
+    jars = fetch_jars(SETS["hbase"])
+    name = HBASE_VERSIONS[version]
+    if name == "hbase":
+        return jars
+    own = fetch_jars(SETS[name])
+    replaced = {coordinate.split(":")[1] for coordinate in SETS[name].coordinates}
+    return [*own, *(jar for jar in jars if jar.name.rsplit("-2.6.", 1)[0] not in replaced)]
 
 
 def s3_proxy_jars() -> list[Path]:

@@ -2,6 +2,7 @@
 // "error ...". It ends with its standard input. Words are separated by blanks. Run by `java HBaseShell.java`.
 
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
@@ -78,12 +79,15 @@ public class HBaseShell {
             case "unlogged": return unlogged(words);
             case "delete": return delete(words);
             case "bulk": return bulk(words);
-            case "scan": return scan(words[1], Path.of(words[2]));
+            case "scan": return scan(words[1], Path.of(words[2]), new Scan().setRaw(true).readAllVersions());
+            case "shown": return scan(words[1], Path.of(words[2]), new Scan());
             case "regions": return regions(TableName.valueOf(words[1]));
             case "servers": return String.join(" ", admin.getRegionServers().stream().map(ServerName::getServerName).toList());
             case "move": return move(words);
             case "split": return split(words[1], words[2]);
             case "merge": return merge(words[1], words[2]);
+            case "drop": return drop(TableName.valueOf(words[1]));
+            case "truncate": return truncate(words[1]);
             case "flush": admin.flush(TableName.valueOf(words[1])); return "";
             case "roll": admin.rollWALWriter(ServerName.valueOf(words[1])); return "";
             case "serial": return serial(words[1], Boolean.parseBoolean(words[2]));
@@ -98,11 +102,17 @@ public class HBaseShell {
 
     // Returns when the master is initialized and so many region servers are alive.
     private String ready(int servers) throws Exception {
-        while (admin.getRegionServers().size() != servers) {
+        while (true) {
+            try {
+                if (admin.getRegionServers().size() == servers) {
+                    admin.listNamespaceDescriptors(); // waits until the master is initialized
+                    return "";
+                }
+            } catch (IOException problem) {
+                System.err.println("not ready: " + problem); // all of HBase starts
+            }
             Thread.sleep(100);
         }
-        admin.listNamespaceDescriptors(); // waits until the master is initialized
-        return "";
     }
 
     // create TABLE FAMILY,FAMILY SCOPE REGIONS: the rows of `write` are spread over the regions.
@@ -184,12 +194,13 @@ public class HBaseShell {
         }
     }
 
-    // All versions and all deletes, one a line: row, family, qualifier and value in hexadecimal, timestamp, type.
-    private String scan(String name, Path file) throws Exception {
+    // One cell a line: row, family, qualifier and value in hexadecimal, timestamp, type. `scan` has all versions and all
+    // deletes, `shown` what a client sees.
+    private String scan(String name, Path file, Scan scan) throws Exception {
         connection.clearRegionLocationCache();
         long count = 0;
-        Scan scan = new Scan().setRaw(true).readAllVersions().setCaching(1000);
-        try (Table table = connection.getTable(TableName.valueOf(name)); ResultScanner rows = table.getScanner(scan);
+        try (Table table = connection.getTable(TableName.valueOf(name));
+                ResultScanner rows = table.getScanner(scan.setCaching(1000));
                 PrintStream out = new PrintStream(Files.newOutputStream(file), false, StandardCharsets.UTF_8)) {
             for (Result row : rows) {
                 for (Cell cell : row.rawCells()) {
@@ -238,6 +249,18 @@ public class HBaseShell {
     private String merge(String first, String second) throws Exception {
         byte[][] regions = {Bytes.toBytes(first), Bytes.toBytes(second)};
         admin.mergeRegionsAsync(regions, true).get(60, TimeUnit.SECONDS);
+        return "";
+    }
+
+    private String drop(TableName table) throws Exception {
+        admin.disableTable(table);
+        admin.deleteTable(table);
+        return "";
+    }
+
+    // HBase 2.5 does not have it.
+    private String truncate(String region) throws Exception {
+        Admin.class.getMethod("truncateRegion", byte[].class).invoke(admin, regionName(region));
         return "";
     }
 

@@ -60,11 +60,14 @@ class ShellError(Exception):
 
 class HBaseCluster:
     """Use it in one thread. ``settings`` are added to hbase-site.xml and override ours. The processes are named
-    ``zookeeper``, ``master``, ``region-server-1`` and so on. ``data``: HBase's folder, with its write-ahead logs.
+    ``zookeeper``, ``master``, ``region-server-1`` and so on. ``version``: of `jars.HBASE_VERSIONS`. ``data``: HBase's
+    folder, with its write-ahead logs.
     """
 
-    def __init__(self, folder: Path, servers: int = 2, settings: Mapping[str, str] | None = None) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, servers: int = 2, settings: Mapping[str, str] | None = None, version: str = "2.6"
+    ) -> None:
+        self._folder, self._version = folder, version
         self.data = folder / "data"
         ports = iter(free_ports(3 + 2 * servers))
         self._zookeeper_port = next(ports)
@@ -160,6 +163,8 @@ class HBaseCluster:
             # HBase retries after 10 s by default, and gives a call up after 60 s.
             "hbase.serial.replication.waiting.ms": "500",
             "replication.source.sleepforretries": "300",
+            # The logs of a dead server are taken over so long after its end, or up to twice that: 30 s by default.
+            "replication.sleep.before.failover": "1000",
             "replication.source.shipedits.timeout": "10000",
             # Every connector is used; by default, a region server picks half of them.
             "replication.source.ratio": "1",
@@ -185,7 +190,7 @@ class HBaseCluster:
         (folder / "log4j.properties").write_text(_LOGGING, encoding="utf-8")
 
     def _java(self, name: str, heap: str, *arguments: str) -> list[str]:
-        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars())])
+        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version))])
         opened = [option for package in _OPENED for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
         jvm = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
         quiet = ["-XX:-UsePerfData", "-Djava.awt.headless=true", "-Dzookeeper.admin.enableServer=false"]

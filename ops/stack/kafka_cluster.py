@@ -40,7 +40,7 @@ LONG_RUN = ("-XX:+UseSerialGC",)
 
 _PROPERTIES, _LOGGING = (Path(__file__).with_name(name) for name in ("server.properties", "log4j2.properties"))
 
-_READY_S = 60
+_READY_S = 120
 _STOP_S = 20
 _FORMAT = 1
 _ASK_TIMEOUT_S = 2.0

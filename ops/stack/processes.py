@@ -12,6 +12,7 @@ port.
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
@@ -37,8 +38,10 @@ _ASK_TIMEOUT_S = 5.0
 _EXIT_WRONG_USE = 2
 _LOWEST = 10_240
 _TRIES = 2_000
-# Those that this process was given: what is to listen there may not have begun.
+# Those that this process was given: what is to listen there may not have begun. Other processes of the user see it by
+# locks on the bytes of a file, one for each port, which the kernel drops when this process ends.
 _given: set[int] = set()
+_LOCKS = Path(f"/tmp/logferry-ports-{os.getuid()}")
 
 Setting = str | int | float | bool | Sequence["Setting"] | Mapping[str, "Setting"]
 
@@ -203,15 +206,41 @@ _starter = _Starter()
 
 
 def free_ports(count: int) -> range:
-    """Consecutive ports without a listener now, none twice in a process. Another process may still take one first."""
+    """Consecutive ports without a listener now; none is given twice, as long as the process lives that it was given to.
+
+    Another program may still take one first.
+    """
     choice = random.SystemRandom()
     for _ in range(_TRIES):
         first = choice.randrange(_LOWEST, _first_ephemeral_port() - count)
         block = range(first, first + count)
-        if _given.isdisjoint(block) and all(map(is_free, block)):
+        if _given.isdisjoint(block) and all(map(is_free, block)) and _locks.take(block):
             _given.update(block)
             return block
     raise Unavailable(f"found no {count} consecutive free ports on 127.0.0.1; end programs that listen there")
+
+
+class _PortLocks:
+    """The file is never closed: the process would lose all of its locks."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def take(self, block: range) -> bool:
+        """False: another process was given one of them. Without the file there is nothing to ask."""
+        try:
+            if self._file is None:
+                self._file = os.open(_LOCKS, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            return True
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, len(block), block.start)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+
+_locks = _PortLocks()
 
 
 def is_free(port: int) -> bool:

@@ -23,7 +23,7 @@ from logferry.ops.stack.kafka_cluster import QUICK_START, KafkaCluster
 from logferry.ops.stack.processes import Child, ServiceWorker, Setting, configuration, free_ports, is_free, stop_all
 
 RESTART_S = 1.0
-_READY_S = 60
+_READY_S = 120
 _GATEWAY_STOP_S = 15
 _ENOUGH_BROKERS = 3
 
@@ -141,7 +141,7 @@ class Stack:
             self._clusters[dc].restart(int(node))
 
     def wait_ready(self) -> None:
-        """Returns when every worker serves its lanes. Raises Unavailable after a minute."""
+        """Returns when every worker serves its lanes. Raises Unavailable after two minutes."""
         self._await_workers(list(self._services.values()))
 
     # ---- facts ---------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ def _run(args: argparse.Namespace, folder: Path, seed: int, view: View) -> int:
     view.say("all processes and networks are gone")
     breaks = sum(int(note["breaks"]) for name, notes in outcome.notes.items() if "reader" in name for note in notes)
     if not story.is_loaded:
-        view.say(f"NOT PROVEN: the loader had not loaded everything after {args.settle:.0f} s", "bold red")
+        why = f"the loader had not loaded everything after {args.settle:.0f} s: {story.load_text()}"
+        view.say(f"NOT PROVEN: {why}; --settle waits longer, --rate writes less", "bold red")
         return REFUTED
     if exact and not breaks:
         view.say(
@@ -161,18 +162,18 @@ def _arguments() -> argparse.Namespace:
         prog="make datacenters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--rate", type=float, default=1.0, metavar="MB_S", help="logs of each data centre (default: %(default)g)")
-    option("--well", type=float, default=30, metavar="S", help="time before the faults (default: %(default)g)")
+    option("--rate", type=float, default=0.2, metavar="MB_S", help="logs of each data centre (default: %(default)g)")
+    option("--well", type=float, default=20, metavar="S", help="time before the faults (default: %(default)g)")
     option(
         "--fault",
         type=float,
-        default=20,
+        default=15,
         metavar="S",
         help="how long gateway and broker are dead (default: %(default)g)",
     )
-    option("--cut", type=float, default=60, metavar="S", help="how long the link is cut (default: %(default)g)")
-    option("--after", type=float, default=45, metavar="S", help="time at full rate afterwards (default: %(default)g)")
-    option("--settle", type=float, default=900, metavar="S", help="longest wait for the loader (default: %(default)g)")
+    option("--cut", type=float, default=45, metavar="S", help="how long the link is cut (default: %(default)g)")
+    option("--after", type=float, default=20, metavar="S", help="time at full rate afterwards (default: %(default)g)")
+    option("--settle", type=float, default=240, metavar="S", help="longest wait for the loader (default: %(default)g)")
     option("--seed", type=int, help="of the logs (default: another one each time)")
     option("--keep", action="store_true", help="keep the folder of data and logs")
     return parser.parse_args()

@@ -39,12 +39,15 @@ class Look(NamedTuple):
 
 
 class TableLook(NamedTuple):
-    """Rows of each data centre in the table, and its segments with rows: how many, and how many of them READY."""
+    """Rows of each data centre in the table, and its segments with rows: how many, and how many of them READY.
+
+    ``waits``: the oldest segment that is not, and why."""
 
     at_ms: float
     rows: Mapping[str, int]
     segments: int
     ready: int
+    waits: str = ""
 
 
 def share(ordered: Sequence[float], part: float) -> float:
@@ -97,6 +100,16 @@ def table_cells(looks: Sequence[TableLook], phase: Phase) -> list[str]:
     start: Mapping[str, int] = before[-1].rows if before else dict.fromkeys(found[-1].rows, 0)
     added = [f"{found[-1].rows[dc] - start[dc]:,}" for dc in sorted(found[-1].rows)]
     return [*added, f"{found[-1].ready} of {found[-1].segments}"]
+
+
+def loaded_text(looks: Sequence[TableLook]) -> str:
+    """How far the loader is, and what it waits for."""
+    if not looks:
+        return "the loader has written no batch yet"
+    last = looks[-1]
+    rows = ", ".join(f"{count:,} rows of {dc}" for dc, count in sorted(last.rows.items()))
+    text = f"{rows}; {last.ready} of {last.segments} segments READY"
+    return f"{text}; {last.waits}" if last.waits else text
 
 
 def seconds(ms: float) -> str:

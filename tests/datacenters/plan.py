@@ -15,7 +15,7 @@ DCS: Final = ("dc1", "dc2")
 BROKERS: Final = (1, 2, 3)
 GATEWAYS: Final = (1, 2)
 MIRROR: Final = 1
-WORKERS: Final = 2
+WORKERS: Final = 1
 TOPIC: Final = "nginx"
 WINDOW_S: Final = 20
 LINK: Final = {dc: f"10.255.0.{number}" for number, dc in enumerate(DCS, 1)}
@@ -25,8 +25,9 @@ _FENCE: Final = re.compile(r"^ *```\w+\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _FOLDERS: Final = ("/etc/logferry", "/warehouse", "/var/lib/logferry-push", "/var/lib/logferry", "/var/log/nginx")
 # By configuration: what is smaller than on the page.
 SMALLER: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "gateway.toml": (("workers = 2\n", f"workers = {WORKERS}\n"),),
     "load.toml": (
-        ("window_s = 3600 ", f"window_s = {WINDOW_S}\nlate_wait_s = 2\nsource_idle_s = 15\nmax_wait_s = 900 "),
+        ("window_s = 3600 ", f"window_s = {WINDOW_S}\nlate_wait_s = 2\nsource_idle_s = 15\nmax_wait_s = 120 "),
         ('driver_memory = "2g"', 'driver_memory = "1g"\nmaster = "local[1]"'),
         ("metrics_file =", "# metrics_file ="),  # this load follows
     ),

@@ -24,7 +24,8 @@ from logferry.client import Reader, Rejected, Unknown, Writer
 
 from tests.datacenters.plan import TOPIC
 
-_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.1
+_WRITES_S: Final = 0.25
 _TRY_S: Final = 1.0
 _TOGETHER_MS: Final = 100.0
 
@@ -39,7 +40,7 @@ def _write(urls: list[str], token: str, ca_file: str, source: str, stopping: thr
             writer.write(f'192.0.2.1 - - [{stamp}] "GET /probe/{number} HTTP/1.1" 200 1 "-" "probe"\n'.encode())
             writer.flush()
             _note(at_ms=began * 1000, took_ms=(time.time() - began) * 1000)
-            stopping.wait(_PAUSE_S)
+            stopping.wait(_WRITES_S)
 
 
 def _read(urls: list[str], token: str, ca_file: str, topic: str, stopping: threading.Event) -> None:

@@ -188,15 +188,20 @@ class Site:
         return child
 
     def send_the_rest(self) -> None:
-        """Ends what writes; returns when all of the files is recorded. Raises Unavailable."""
+        """Ends what writes; returns when all of the files is recorded. Raises Unavailable.
+
+        Then the push-clients run again, as on hosts that live on. Segments wait for sources that all fall silent, as
+        they must: such hosts may have more to send.
+        """
         for kind in ("generator", "writer", "push"):
             for dc in DCS:
                 self.end(f"{dc}/{kind}")
-        for dc in DCS:
-            child = self._start_push(dc, "--once")
-            self.resting.add(f"{dc}/push-once")
+        children = {dc: self._start_push(dc, "--once") for dc in DCS}
+        self.resting |= {f"{dc}/push-once" for dc in DCS}
+        for dc, child in children.items():
             self._until(lambda child=child: not child.running, f"the files of {dc} are sent")  # type: ignore[misc]
             child.check_end()
+            self._start_push(dc)
 
     # ---- facts and parts ---------------------------------------------------------------------------------------------
 

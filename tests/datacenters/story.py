@@ -18,19 +18,21 @@ from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.segment_states import READY
 from logferry.loaders.storage.files import dataset, open_table
 from logferry.loaders.storage.ledger import last_batch
-from logferry.loaders.storage.side_tables import read_segments
+from logferry.loaders.storage.side_tables import last_check, read_segments
 from logferry.ops.cli.gateway_client import GatewayClient
 from logferry.ops.cli.problems import CommandError, Unavailable
 from rich.progress import Progress
 
-from tests.datacenters.figures import Look, Note, Phase, TableLook, link_of
+from tests.datacenters.figures import Look, Note, Phase, TableLook, link_of, loaded_text
 from tests.datacenters.plan import DCS, TOPIC, other
 from tests.datacenters.site import Site
 
 _LOOK_S: Final = 1.0
+_TABLE_S: Final = 3.0
+_SAY_S: Final = 20.0
 _ASK_S: Final = 3.0
 _ANSWER_S: Final = 5.0
-_END_S: Final = 600.0
+_END_S: Final = 240.0
 _STABLE_S: Final = 8.0
 FAR: Final = "dc2"  # the data centre that is cut off
 LINK_DOWN: Final = "the link is cut"
@@ -94,6 +96,7 @@ class Story:
         self._site, self._times, self._progress, self._say = site, times, progress, say
         self.is_loaded = False
         self._table: list[TableLook] = []
+        self._table_at_s = 0.0
         self._phases: list[Phase] = []
         self._paths = TablePaths.of(Location.of(site.warehouse / TOPIC))
         self._watches = {(here, dc): ConsoleWatch(site, here, dc) for here in DCS for dc in DCS}
@@ -163,15 +166,28 @@ class Story:
             time.sleep(min(_LOOK_S, left))
         self._progress.remove_task(task)
 
-    def _flow_until(self, done: Callable[[], bool], what: str, limit_s: float = 240.0, *, must: bool = True) -> bool:
-        """Whether it was reached within the limit. Raises Unavailable if it ``must`` be."""
+    def _flow_until(
+        self,
+        done: Callable[[], bool],
+        what: str,
+        limit_s: float = 240.0,
+        *,
+        must: bool = True,
+        state: Callable[[], str] = lambda: "not yet",
+    ) -> bool:
+        """Whether it was reached in time; ``state`` is said meanwhile. Raises Unavailable if it ``must`` be."""
         task = self._progress.add_task(what, total=None)
-        until = time.monotonic() + limit_s
+        began = said = time.monotonic()
         while not done():
-            if time.monotonic() > until:
+            now = time.monotonic()
+            if now > began + limit_s:
                 if not must:
                     break
-                raise Unavailable(f"not reached within {limit_s:.0f} s: {what}; see {self._site.logs}")
+                why = f"not reached within {limit_s:.0f} s: {what}: {state()}"
+                raise Unavailable(f"{why}; see {self._site.logs}")
+            if now > said + _SAY_S:
+                said = now
+                self._say(f"  {what}: {state()}; {began + limit_s - now:.0f} s are left")
             self._site.check()
             self._look_at_table()
             time.sleep(_LOOK_S)
@@ -182,16 +198,32 @@ class Story:
         site = self._site
         site.send_the_rest()
         self._say("all files are recorded")
-        self._flow_until(self._is_mirrored, "both mirrors have copied everything", _END_S)
-        self._say("both mirrors have copied everything")
-        self.is_loaded = self._flow_until(
-            self._is_loaded, "everything is loaded and every segment READY", self._times.settle, must=False
-        )
-        self._say(f"{'' if self.is_loaded else 'NOT '}everything is loaded, and every segment READY")
+        mirrored = "both mirrors have copied everything"
+        self._flow_until(self._is_mirrored, mirrored, _END_S, state=self._mirror_text)
+        self._say(mirrored)
+        loaded = "everything is loaded, and every segment READY"
+        self.is_loaded = self._flow_until(self._is_loaded, loaded, self._times.settle, must=False, state=self.load_text)
+        self._say(f"{'' if self.is_loaded else 'NOT '}{loaded}")
         if not self.is_loaded:
+            self._say(f"  {self.load_text()}; the loader's last words:\n{site.children['loader'].log_tail()}")
             self._kill("loader")  # in mid-batch, maybe: that is safe
-        for name in ("loader", *(f"{dc}/reader-of-{of}" for dc in DCS for of in DCS)):
+        pushes = [f"{dc}/push" for dc in DCS]
+        for name in ("loader", *pushes, *(f"{dc}/reader-of-{of}" for dc in DCS for of in DCS)):
             site.end(name)
+
+    def load_text(self) -> str:
+        return loaded_text(self._table)
+
+    def _mirror_text(self) -> str:
+        """By what each console said last."""
+        found = []
+        for dc in DCS:
+            looks = self._watches[dc, dc].looks
+            last = looks[-1] if looks else None
+            silent = last is None or last.lag_records is None
+            text = "no answer" if last is None or silent else f"{last.lag_records} records behind"
+            found.append(f"{dc}: {text}" + (f", {last.wait}" if last is not None and last.wait else ""))
+        return "; ".join(found)
 
     def _is_mirrored(self) -> bool:
         """By the mirrors' own words, each asked at home."""
@@ -207,14 +239,20 @@ class Story:
         return bool(old) and old[-1].rows == last.rows and last.ready == last.segments > 0
 
     def _look_at_table(self) -> None:
+        """Every few seconds: the processes that are looked at have the same cores."""
+        if time.monotonic() < self._table_at_s + _TABLE_S:
+            return
+        self._table_at_s = time.monotonic()
         table = open_table(self._paths.main)
         if table is None:
             return
         stored = dataset(self._paths.main, table)
         rows = {dc: int(stored.count_rows(filter=ds.field("topic") == f"{dc}.{TOPIC}")) for dc in DCS}
         segments = [one for one in read_segments(self._paths.segments, last_batch(table)).values() if one.rows]
-        ready = sum(segment.state == READY for segment in segments)
-        self._table.append(TableLook(time.time() * 1000, rows, len(segments), ready))
+        late = sorted(segment for segment in segments if segment.state != READY)
+        why = str(last_check(self._paths.segments).get("waits") or "") if late else ""
+        waits = f"{late[0].name} is {late[0].state}: {why or late[0].reason or 'not checked yet'}" if late else ""
+        self._table.append(TableLook(time.time() * 1000, rows, len(segments), len(segments) - len(late), waits))
 
 
 def _notes(log: Any) -> list[Note]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
@@ -135,7 +135,7 @@ class World:
     async def _appeared(self, kafka: KafkaClient) -> bytes:
         """Waits until the broker knows both topics and their leaders. Returns the id of the first."""
         names = [self.topic, self.state_topic]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 views = (await kafka.describe(names)).topics
                 if len(views) == 2 and all(p.leader >= 0 for view in views.values() for p in view.partitions):
@@ -183,10 +183,20 @@ class World:
         finally:
             await producer.stop()
         if not abort:
+            if transactional_id is not None:
+                await self._passed({facts.partition: facts.offset for facts in metadata})
             self.stored += [
                 Stored(one.partition, facts.offset, one.source_id, one.chunk, at_ms)
                 for one, facts in zip(plan.records, metadata, strict=True)
             ]
+
+    async def _passed(self, last: Mapping[int, int]) -> None:
+        """The coordinator answers a commit before its markers are written: till then a loader finds less."""
+        places = {TopicPartition(self.topic, number): offset for number, offset in last.items()}
+        async with AIOKafkaConsumer(bootstrap_servers=self.bootstrap, isolation_level="read_committed") as consumer:
+            async with asyncio.timeout(60):
+                while any(end <= places[at] for at, end in (await consumer.end_offsets(list(places))).items()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
 
     async def write_foreign(self, value: bytes, headers: Headers) -> None:
         """A record as some other program might write it."""

@@ -20,7 +20,7 @@ needs_chromium = pytest.mark.skipif(
 WIDE, NARROW = (1280, 900), (390, 844)
 # Of axe: those of less impact are advice.
 _SERIOUS = ("serious", "critical")
-_WAIT_MS = 30_000
+_WAIT_MS = 60_000
 # The gateway's refusals are what a test asks for; an element may belong to no page any more.
 _EXPECTED = re.compile(r"Failed to load resource")
 

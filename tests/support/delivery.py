@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import hmac
 import json
+import ssl
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ Answer = web.StreamResponse | int | None
 
 @dataclass
 class Received:
-    """One delivery as it came."""
+    """One delivery as it came; ``hang_up`` ends its connection without an answer."""
 
     token: str
     epoch: int
@@ -34,6 +35,7 @@ class Received:
     shard: int
     body: bytes
     headers: dict[str, str]
+    hang_up: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -51,9 +53,12 @@ class PushReceiver:
     different: list[str] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
+    connections: set[asyncio.Transport] = field(default_factory=set)
     _bodies: dict[tuple[int, str], str] = field(default_factory=dict)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.transport is not None:
+            self.connections.add(request.transport)
         body = await request.read()
         head = request.headers
         got = Received(
@@ -63,6 +68,7 @@ class PushReceiver:
             int(head["X-Logferry-Shard"]),
             body,
             dict(head),
+            lambda: request.transport.abort() if request.transport is not None else None,
         )
         self.seen.append(got)
         key, digest = (got.replay, got.token), hashlib.sha256(body).hexdigest()
@@ -115,19 +121,27 @@ class PushReceiver:
 
 
 @asynccontextmanager
-async def receiver(given: PushReceiver | None = None, port: int = 0) -> AsyncIterator[PushReceiver]:
+async def receiver(
+    given: PushReceiver | None = None, port: int = 0, *, tls: ssl.SSLContext | None = None, is_packed: bool = False
+) -> AsyncIterator[PushReceiver]:
+    """``is_packed``: bodies stay compressed."""
     made = given or PushReceiver()
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/{path:.*}", made.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1, auto_decompress=not is_packed)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
     await site.start()
-    made.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/in"  # type: ignore[union-attr]
+    scheme = "http" if tls is None else "https"
+    made.url = f"{scheme}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/in"  # type: ignore[union-attr]
     try:
         yield made
     finally:
         await runner.cleanup()
+        # The sender, too, would have to say that a TLS connection ends.
+        for connection in made.connections if tls else ():
+            connection.abort()
+        await asyncio.sleep(0)
 
 
 def is_signed(got: Received, secret: bytes) -> bool:
@@ -216,11 +230,13 @@ def deliver(kafka: KafkaCluster, folder: Path, prefix: str, workers: int = 1, **
         stop_all([worker.child for worker in running.workers], 15)
 
 
-async def send(gateway: Gateway, topic: str, source: str, seqnos: range, size: int = 20) -> list[tuple[str, int]]:
+async def send(
+    gateway: Gateway, topic: str, source: str, seqnos: range, size: int = 20, headers: Mapping[str, str] | None = None
+) -> list[tuple[str, int]]:
     """Writes chunks, one request each some; returns what was acknowledged."""
     for seqno in seqnos:
         data = f"{source} {seqno} ".encode().ljust(size, b"x") + b"\n"
-        await gateway.ask("POST", source_path(topic, source, f"/chunks?seqno={seqno}"), data=data)
+        await gateway.ask("POST", source_path(topic, source, f"/chunks?seqno={seqno}"), data=data, headers=headers)
     return [(source, seqno) for seqno in seqnos]
 
 

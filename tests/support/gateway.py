@@ -22,7 +22,7 @@ from yarl import URL
 from tests.support.checker import read_back
 
 LANES = 4
-_READY_S = 60.0
+_READY_S = 120.0
 _STOP_S = 15.0
 _LARGE_BYTES = 1 << 20  # above, aiohttp wants a file
 

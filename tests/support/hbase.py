@@ -21,9 +21,11 @@ import urllib.request
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from logferry.client.hbase.cells import TYPES
@@ -119,9 +121,10 @@ def make_topic(url: str, topic: str) -> str:
 # ---- what is there --------------------------------------------------------------------------------------------------
 
 
-def scanned(hbase: HBaseCluster, table: str, folder: Path) -> set[Change]:
-    file = folder / f"scan-{table.replace(':', '.')}"
-    hbase.shell(f"scan {table} {file}")
+def scanned(hbase: HBaseCluster, table: str, folder: Path, command: str = "scan") -> set[Change]:
+    """``command``: ``shown`` for what a client sees, without older versions and deletes."""
+    file = folder / f"{command}-{table.replace(':', '.')}"
+    hbase.shell(f"{command} {table} {file}")
     found = set()
     for line in file.read_text().splitlines():
         *cell, timestamp, kind = line.split(" ")
@@ -144,16 +147,17 @@ async def stored(bootstrap: str, topic: str) -> list[Written]:
             for place, records in (await consumer.getmany(timeout_ms=500)).items():
                 for record in records:
                     chunk = chunk_of_record(record.value or b"", record.headers)
-                    lines = written(record.key.decode(), chunk.seqno, chunk.data, place.partition)
+                    is_packed = chunk.attributes.get("format") == "msgpack"
+                    lines = written(record.key.decode(), chunk.seqno, chunk.data, place.partition, is_packed=is_packed)
                     found.setdefault(place.partition, []).extend(lines)
     finally:
         await consumer.stop()
     return [one for number in sorted(found) for one in found[number]]
 
 
-def written(source_id: str, seqno: int, data: bytes, partition: int) -> Iterator[Written]:
-    for line in data.splitlines():
-        document = json.loads(line)
+def written(source_id: str, seqno: int, data: bytes, partition: int, *, is_packed: bool = False) -> Iterator[Written]:
+    documents = msgpack.Unpacker(BytesIO(data)) if is_packed else map(json.loads, data.splitlines())
+    for document in documents:
         assert document["sequence_id"] == seqno, (source_id, document)
         assert document["region"] == source_id.partition("/")[0], (source_id, document)
         row, family, qualifier, value = (bytes_of(document, name) for name in ("row", "family", "qualifier", "value"))
@@ -162,6 +166,8 @@ def written(source_id: str, seqno: int, data: bytes, partition: int) -> Iterator
 
 
 def bytes_of(document: dict[str, Any], name: str) -> bytes:
+    if isinstance(document.get(name), bytes):
+        return bytes(document[name])
     coded = document.get(f"{name}_base64")
     return b64decode(coded) if coded is not None else str(document.get(name, "")).encode()
 

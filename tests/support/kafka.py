@@ -102,6 +102,21 @@ async def until_replaced(bootstrap: str, topic: str, gone: bytes) -> None:
             await asyncio.sleep(_PAUSE_S)
 
 
+async def until_grown(bootstrap: str, topic: str, partitions: int) -> None:
+    """Until a broker shows so many partitions with leaders: a producer refuses one that it does not see."""
+    kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")
+    await kafka.start()
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                view = (await kafka.describe([topic])).topics.get(topic)
+                if view is not None and sum(p.leader >= 0 for p in view.partitions) >= partitions:
+                    return
+                await asyncio.sleep(_PAUSE_S)
+    finally:
+        await kafka.close()
+
+
 async def _is_known(bootstrap: str, topic: str) -> bool:
     """Raises KafkaError or TimeoutError when nobody answers."""
     kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")

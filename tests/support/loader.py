@@ -21,10 +21,11 @@ from logferry.loaders.storage.ledger import last_batch
 
 from tests.support.checker import History, Stored, digest, violations
 from tests.support.delta_log import rows_by_log
+from tests.support.kafka import until_grown
 
 # When the chunks of these tests were made: 2023-11-14 22:13:20 UTC.
 CREATED_MS = 1_700_000_000_000
-WAIT_S = 120
+WAIT_S = 300
 
 
 class Line(NamedTuple):
@@ -75,7 +76,7 @@ class Topic:
         admin = await self._admin()
         try:
             await admin.delete_topics([self.name])
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while self.name in await admin.list_topics():  # noqa: ASYNC110 - another process's state
                     await asyncio.sleep(0.02)
         finally:
@@ -87,6 +88,7 @@ class Topic:
             await admin.create_partitions({self.name: NewPartitions(partitions)})
         finally:
             await admin.close()
+        await until_grown(self.bootstrap, self.name, partitions)
 
     async def remove_before(self, partition: int, offset: int) -> None:
         admin = await self._admin()

@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from logferry.ops.stack.processes import Setting
 
+from tests.support.kafka import until_grown
 from tests.support.mirror import Centres, Mirror, differences_in_the_end
 
 
@@ -54,6 +55,9 @@ class World:
             await getattr(client, call)(*arguments)
         finally:
             await client.close()
+        if call == "create_partitions":
+            for topic, wanted in arguments[0].items():
+                await until_grown(bootstrap, topic, wanted.total_count)
 
     async def write(self, *values: bytes, partition: int = 0, **options: Any) -> None:
         async with AIOKafkaProducer(bootstrap_servers=self.there, acks="all", **options) as producer:
@@ -80,10 +84,14 @@ class World:
             raise AssertionError(f"not {wanted}: {status}") from None
 
     async def resume(self, url: str, start: str | int, partition: int = 0) -> tuple[int, dict[str, Any]]:
+        """Repeats a 503, as any client does: the lane may be opened again after what has stopped the partition."""
         body = {"topic": self.topic, "partition": partition, "from": start}
-        async with aiohttp.ClientSession() as session:
-            async with session.post(f"{url}/v1/resume", json=body) as answer:
-                return answer.status, await answer.json(content_type=None)
+        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            while True:
+                async with session.post(f"{url}/v1/resume", json=body) as answer:
+                    if answer.status != 503:
+                        return answer.status, await answer.json(content_type=None)
+                await asyncio.sleep(0.1)
 
 
 async def settings_of(bootstrap: str, topic: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ class RawLoad:
         while not self._stop:
             codec, is_transaction = CODECS[turn % len(CODECS)], turn % 2 == 0
             with suppress(KafkaError, OSError, TimeoutError):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await self._write(turn, codec, is_transaction)
             turn += 1
 

@@ -38,15 +38,23 @@ Right = tuple[str, str, str, str]
 
 
 class SecuredKafka(KafkaCluster):
-    """``users``: their passwords are `PASSWORD`. ``settings``: more settings of the broker.
+    """``users``: their passwords are `PASSWORD`. ``settings``: of brokers. ``more``: as of `KafkaCluster`.
 
     ``SECURED``, ``EXPIRED``: listeners with TLS; the certificate of the second expired yesterday.
     """
 
-    def __init__(self, folder: Path, users: Iterable[str], settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        users: Iterable[str],
+        settings: Mapping[str, str] | None = None,
+        brokers: int = 1,
+        **more: Any,
+    ) -> None:
         self.folder, self.users = folder, tuple(users)
         folder.mkdir()
-        self._ports_of = dict(zip(("SECURED", "EXPIRED", "TLS"), free_ports(3), strict=True))
+        ports = iter(free_ports(3 * brokers))
+        self._ports_of = [{name: next(ports) for name in ("SECURED", "EXPIRED", "TLS")} for _ in range(brokers)]
         self.authority = trustme.CA()
         self.authority.cert_pem.write_to_path(str(folder / "ca.pem"))
         trustme.CA().cert_pem.write_to_path(str(folder / "other-ca.pem"))
@@ -56,12 +64,13 @@ class SecuredKafka(KafkaCluster):
         (folder / "keys.json").write_text(json.dumps({"keys": [_public(self._key)]}))
         self.keys_url = (folder / "keys.json").as_uri()
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self.keys_url}"
-        super().__init__("secured", folder / "kafka", settings=settings, jvm=(*QUICK_START, allowed))
+        jvm = (*QUICK_START, allowed)
+        super().__init__("secured", folder / "kafka", brokers, settings=settings, jvm=jvm, **more)
 
     def _write_configuration(self, node: int) -> None:
         super()._write_configuration(node)
         broker, controller = self._ports[node]
-        extra = ",".join(f"{name}://127.0.0.1:{port}" for name, port in self._ports_of.items())
+        extra = ",".join(f"{name}://127.0.0.1:{port}" for name, port in self._ports_of[node - 1].items())
         settings = {
             "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller},{extra}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker},{extra}",
@@ -146,7 +155,7 @@ class SecuredKafka(KafkaCluster):
         return found | {"sasl_username": user, "sasl_password_file": str(self.folder / "password")}
 
     def address(self, listener: str) -> str:
-        return f"127.0.0.1:{self._ports_of[listener]}"
+        return ",".join(f"127.0.0.1:{ports[listener]}" for ports in self._ports_of)
 
 
 def pkcs8(key: bytes) -> bytes:

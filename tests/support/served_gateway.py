@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from logferry.ops.stack.processes import Child, Setting, configuration, free_ports, stop_all
 
-_READY_S = 60
+_READY_S = 120
 _STOP_S = 60
 _numbers = itertools.count(1)
 

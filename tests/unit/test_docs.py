@@ -18,6 +18,7 @@ import logferry.client
 import pytest
 from logferry.client import events as push_events
 from logferry.client.agent import config as push_config
+from logferry.client.hbase.metrics import Figures, render
 from logferry.client.transport.source_request import GatewayAnswer, NextStep, next_step
 from logferry.gateway import log as service_log
 from logferry.gateway.config import Config as GatewayConfig
@@ -267,6 +268,12 @@ def test_the_usage_of_a_command_is_one_line() -> None:
     assert [lines[at] for at in usages if lines[at + 1].startswith(" ")] == []
 
 
+def hbase_figures() -> Figures:
+    figures = Figures()
+    figures.recorded(1, 1, 1)
+    return figures
+
+
 def test_the_page_of_metrics_has_every_metric() -> None:
     """Names as the code has them: first arguments of the metric classes, and what the push-client renders."""
     made: set[str] = set()
@@ -290,6 +297,7 @@ def test_the_page_of_metrics_has_every_metric() -> None:
     from logferry.client.agent.status import _SUMS
 
     made |= {f"logferry_push_{name}" for name in _SUMS}
+    made |= set(re.findall(r"^# TYPE (\w+)", render("", hbase_figures(), 0, 0, True), re.MULTILINE))
     page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(logferry_\w+)`", page, re.MULTILINE)) == made
 

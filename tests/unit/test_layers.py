@@ -140,7 +140,7 @@ PURE = (
     "gateway.limits",
     *("gateway.subscriptions", "gateway.delivery.batch", "gateway.delivery.progress"),
     "mirror.copy",
-    *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns"),
+    *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.hbase_events"),
     *("client.files.chunking", "client.transport.source_request"),
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
@@ -167,7 +167,11 @@ WITHOUT_SPARK = (
     *("loaders.commands.table", "loaders.commands.inspection", "loaders.commands.compact"),
 )
 # The client needs the standard library alone, but for these.
-EXTRAS = {"client.aio": {"aiohttp", "yarl"}, "client.reading.decode": {"msgpack"}, "client.hbase": {"google", "kazoo"}}
+EXTRAS = {
+    "client.aio": {"aiohttp", "yarl"},
+    "client.reading.decode": {"msgpack"},
+    "client.hbase": {"google", "kazoo", "msgpack"},
+}
 
 
 def modules() -> list[str]:

@@ -234,7 +234,8 @@ class LogTail:
             return
         block = CellBlock(entry.cells)
         edit = EditKey(entry.table, entry.region, entry.sequence_id, entry.write_time)
-        yield from chunks_of_edit(edit, block.take(entry.cell_count), self._wanted, bulk_loads)
+        cells = block.take(entry.cell_count)
+        yield from chunks_of_edit(edit, cells, self._wanted, bulk_loads, self._definition.encoding)
         block.check_end()
 
     def _deliver(self, part: _Part) -> None:

@@ -138,14 +138,14 @@ def load_two_workers() -> Figure:
 
 
 def load_large_batch() -> Figure:
-    """Access logs in one batch of 10 GB, and in one of 1 GB: the peak memory, executors and driver in one JVM."""
+    """Lines in one batch of 10 GB, and in one of 1 GB: the peak memory, executors and driver in one JVM."""
     sides: list[Side] = []
     for size in (10 * _BYTES, _BYTES):
         with _filled("dc1.lines", _CHUNK, size // _CHUNK) as (folder, bootstrap):
             config = folder / "load.toml"
             config.write_text(
                 f'[kafka]\nbootstrap_servers = "{bootstrap}"\n[[tables]]\npath = "{_table(folder)}"\n'
-                f'topics = ["dc1.lines"]\nparser = {{ format = "access" }}\nmax_records = 10_000_000\n'
+                f'topics = ["dc1.lines"]\nparser = {{ format = "lines" }}\nmax_records = 10_000_000\n'
                 f"batch_bytes = {1 << 40}\n"
             )
             result = _run("logferry.loaders", "--config", str(config), "--json")

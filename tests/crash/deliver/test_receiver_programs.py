@@ -19,6 +19,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ async def test_the_program_of_the_guide(workers: Gateway, pushing: Deliver, topi
 
     def rows() -> list[Row]:
         try:
-            with sqlite3.connect(f"file:{tmp_path / 'billing.db'}?mode=ro", uri=True, timeout=10) as connection:
-                return [(source, seqno) for source, seqno in connection.execute("SELECT source, seqno FROM lines")]
+            with closing(sqlite3.connect(f"file:{tmp_path / 'billing.db'}?mode=ro", uri=True, timeout=60)) as file:
+                return [(source, seqno) for source, seqno in file.execute("SELECT source, seqno FROM lines")]
         except sqlite3.OperationalError:
             return []  # not there yet
 

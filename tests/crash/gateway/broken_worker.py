@@ -1,14 +1,17 @@
 """A gateway worker with one guard switched off, for the proof that the crash tests would notice.
 
-``python tests/crash/gateway/broken_worker.py GUARD --config FILE --worker I``, GUARD one of the names below.
+``python tests/crash/gateway/broken_worker.py GUARD --config FILE --worker I``, GUARD one of the names below. A worker
+freezes when it has decided a transaction and written nothing of it, once, if there is a file ``freeze-I`` beside FILE.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from logferry.gateway.__main__ import main
 from logferry.gateway.config import Config
@@ -18,6 +21,7 @@ from logferry.gateway.kafka import transaction_coordinator
 from logferry.gateway.kafka.types import LaneIdentity
 from logferry.gateway.lanes import transaction
 from logferry.gateway.lanes.dedup import Advance, Refusal
+from logferry.gateway.lanes.group_commit import GroupCommit, Offsets
 
 
 def no_deduplication() -> None:
@@ -51,11 +55,26 @@ def no_fence() -> None:
     Config.lane = unfenced  # type: ignore[method-assign]
 
 
+def freeze_at(file: Path) -> None:
+    """SIGSTOP by itself: from outside, few instants lie within a transaction."""
+    transact = GroupCommit.transact
+
+    async def transact_or_freeze(self: GroupCommit, draft: transaction.Draft) -> Offsets:
+        if draft.chunks and file.exists():
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return await transact(self, draft)
+
+    GroupCommit.transact = transact_or_freeze  # type: ignore[method-assign]
+
+
 GUARDS: dict[str, Callable[[], None]] = {
     "deduplication": no_deduplication,
     "fence": no_fence,
 }
 
 if __name__ == "__main__":
-    GUARDS[sys.argv[1]]()
+    guard, _, config, _, worker = sys.argv[1:]
+    freeze_at(Path(config).with_name(f"freeze-{worker}"))
+    GUARDS[guard]()
     sys.exit(main(sys.argv[2:]))

@@ -80,7 +80,7 @@ class BrowserProxy:
         headers = {name: request.headers[name] for name in ("Accept", "Last-Event-ID") if name in request.headers}
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             for url in urls:
-                with suppress(aiohttp.ClientConnectorError):
+                with suppress(aiohttp.ClientError):  # it may die before it answers
                     async with session.get(url + request.raw_path, headers=headers) as answer:
                         response = web.StreamResponse(headers={"Content-Type": answer.headers["Content-Type"]})
                         await response.prepare(request)

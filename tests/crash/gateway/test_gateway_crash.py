@@ -178,21 +178,23 @@ async def cutting(stack: Stack) -> AsyncIterator[list[CuttingProxy]]:
         ]
 
 
-async def test_connections_cut_at_every_point(stack: Stack, topic_name: str) -> None:
+@pytest.mark.parametrize("chunks", [1000, pytest.param(2500, marks=pytest.mark.long)])
+async def test_connections_cut_at_every_point(stack: Stack, topic_name: str, chunks: int) -> None:
     topic = await make_topic(stack.urls()[0], topic_name)
     async with cutting(stack) as proxies:
         urls = [proxy.url for proxy in proxies]
         async with Load(topic_name, urls, seed=3, sources=_SOURCES, kinds=ALL_KINDS) as load:
-            await load.acknowledged(2500)
+            await load.acknowledged(chunks)
     for kind in ("before the body", "during the body", "before the answer"):
         assert sum(proxy.cuts[kind] for proxy in proxies) > 10, kind
     await assert_exact(stack, load, topic)
 
 
-async def test_each_broker_killed_in_turn_and_then_all(stack: Stack, topic_name: str) -> None:
+@pytest.mark.parametrize("alone", [_BROKERS[:1], pytest.param(_BROKERS, marks=pytest.mark.long)], ids=len)
+async def test_brokers_killed_alone_and_then_all(stack: Stack, topic_name: str, alone: tuple[str, ...]) -> None:
     topic = await make_topic(stack.urls()[0], topic_name)
     async with Load(topic_name, stack.urls(), seed=5, sources=_SOURCES, kinds=ALL_KINDS) as load:
-        for brokers in (*((broker,) for broker in _BROKERS), _BROKERS):
+        for brokers in (*((broker,) for broker in alone), _BROKERS):
             await load.acknowledged(300)
             await asyncio.gather(*(asyncio.to_thread(stack.restart, broker) for broker in brokers))
             await load.acknowledged(300)
@@ -215,10 +217,16 @@ async def test_the_disk_of_a_broker_is_full(stack: Stack, topic_name: str) -> No
     await assert_exact(stack, load, topic)
 
 
-async def test_a_topic_is_deleted_and_recreated_under_load(stack: Stack, topic_name: str) -> None:
+@pytest.mark.parametrize(
+    "absences", [(True, False), pytest.param((True, False, True, False), marks=pytest.mark.long)], ids=len
+)
+async def test_a_topic_is_deleted_and_recreated_under_load(
+    stack: Stack, topic_name: str, absences: tuple[bool, ...]
+) -> None:
     """Those who write to another topic through the same lanes do not notice; the new one holds what it acknowledged.
 
-    Answers are cut off, too: what the older one had recorded then comes again, and is no duplicate.
+    Answers are cut off, too: what the older one had recorded then comes again, and is no duplicate. ``absences``:
+    whether it is away for a while.
     """
     kept_name, gone_name = f"{topic_name}-kept", f"{topic_name}-gone"
     kept, gone = await make_topic(stack.urls()[0], kept_name), await make_topic(stack.urls()[0], gone_name)
@@ -228,7 +236,7 @@ async def test_a_topic_is_deleted_and_recreated_under_load(stack: Stack, topic_n
         Load(kept_name, urls, seed=7, sources=_SOURCES, kinds=ALL_KINDS) as load,
         Load(gone_name, [p.url for p in proxies], seed=8, sources=_SOURCES, topic_may_go=True) as removed,
     ):
-        for stays_away in (True, False, True, False):
+        for stays_away in absences:
             await removed.acknowledged(200)
             older = await delete_topic(bootstrap, gone)
             removed.history.topic_removed()

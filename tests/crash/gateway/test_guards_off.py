@@ -61,6 +61,14 @@ def _ready(workers: list[ServiceWorker]) -> list[str]:
     return [worker.url for worker in workers]
 
 
+async def wait_frozen(child: Child) -> None:
+    """Returns when the process has stopped itself."""
+    async with asyncio.timeout(60):
+        while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert child.running, child.log_tail()
+            await asyncio.sleep(0.01)
+
+
 async def _make_topic(url: str, name: str) -> str:
     async with aiohttp.ClientSession() as session:
         async with session.put(f"{url}/v1/topics/{name}", json={"partitions": 4}) as response:
@@ -87,11 +95,12 @@ async def test_without_the_fence_a_frozen_worker_does_damage(kafka: KafkaCluster
     with broken_workers("fence", kafka, tmp_path) as workers:
         urls = await asyncio.to_thread(_ready, workers)
         damage: list[str] = []
-        for attempt in range(12):  # on a busy machine, few instants lie within a transaction
+        for attempt in range(6):  # who holds the lanes, and which sources are under way, is chance
             topic = await _make_topic(urls[0], f"unfenced-{attempt}")
             async with Load(f"unfenced-{attempt}", urls, seed=attempt, sources=32) as load:
                 await load.acknowledged(300)
-                workers[0].child.send(signal.SIGSTOP)
+                (tmp_path / "freeze-0").touch()
+                await wait_frozen(workers[0].child)
                 await wait_all_lanes(urls[1:])
                 await load.acknowledged(300)
                 workers[0].child.send(signal.SIGCONT)

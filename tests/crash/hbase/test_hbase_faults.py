@@ -7,15 +7,20 @@ when changes were written since.
 
 from __future__ import annotations
 
+import random
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster
+from logferry.ops.cli.problems import Unavailable
+from logferry.ops.runtime.jars import HBASE_VERSIONS
+from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster, ShellError
 from logferry.ops.stack.stack import Stack
 
 from tests.support.hbase import HBaseConnector, chunks_of, judge, make_topic, needs_jdk, scanned, wait_shipped
@@ -157,10 +162,17 @@ def connectors_away(load: Load) -> None:
 
 
 def connector_frozen(load: Load) -> None:
-    """Longer than its session and HBase's patience; then it carries out calls that the other one has had since."""
-    load.connectors[0].freeze()
+    """Longer than its session and HBase's patience; then it carries out calls that the other one has had since. The
+    second time both are frozen: nothing is announced in ZooKeeper.
+    """
+    frozen = load.connectors[: load.count("frozen") + 1]
+    for connector in frozen:
+        connector.freeze()
     time.sleep(15)
-    load.connectors[0].thaw()
+    for connector in frozen:
+        connector.thaw()
+    for connector in frozen:
+        connector.wait_logged(b"hbase-announced-again")
     load.more(RATE)
 
 
@@ -190,10 +202,54 @@ def master_killed(load: Load) -> None:
     load.hbase.wait_ready()
 
 
+def hbase_restarted(load: Load) -> None:
+    """All of it, killed and started again: the first time without its ZooKeeper, the second time with it."""
+    names = [MASTER, *load.hbase.names] + [ZOOKEEPER] * load.count("restart")
+    for name in names:
+        load.hbase.kill(name)
+    for name in reversed(names):
+        load.hbase.restart(name)
+    load.hbase.wait_ready()
+    load.more(RATE)
+
+
 FAULTS = (
     *(move, split, merge, server_killed, connector_killed, connectors_away, connector_frozen, worker_killed),
-    *(broker_killed, zookeeper_killed, master_killed),
+    *(broker_killed, zookeeper_killed, master_killed, hbase_restarted),
 )
+
+
+# ---- all at once: what is killed stays away until `heal` ------------------------------------------------------------
+
+
+def _moved_if_it_can(load: Load) -> None:
+    with suppress(ShellError, Unavailable):
+        load.hbase.shell(f"move {load.regions()[0][0]}")
+
+
+STRIKES: dict[str, Callable[[Load], None]] = {
+    "a region server": lambda load: load.hbase.kill(load.hbase.names[0]),
+    "the other region server": lambda load: load.hbase.kill(load.hbase.names[1]),
+    "the master": lambda load: load.hbase.kill(MASTER),
+    "ZooKeeper": lambda load: load.hbase.kill(ZOOKEEPER),
+    "a connector": lambda load: load.connectors[0].kill(),
+    "the other connector frozen": lambda load: load.connectors[1].freeze(),
+    "a worker": lambda load: load.stack.kill("gateway-0"),
+    "the other worker": lambda load: load.stack.kill("gateway-1"),
+    "a broker": lambda load: load.stack.restart("kafka-1"),
+}
+
+
+def heal(load: Load) -> None:
+    load.connectors[1].thaw()
+    for name in (ZOOKEEPER, MASTER, *load.hbase.names):
+        load.hbase.children[name].start()
+    load.hbase.wait_ready()
+    load.stack.wait_ready()
+    assert load.connectors[1].child.running, load.connectors[1].child.log_tail()
+    if not load.connectors[0].child.running:
+        assert load.connectors[0].child.exit_status == -signal.SIGKILL, load.connectors[0].child.log_tail()
+        load.connectors[0].start()
 
 
 def test_regions_move_and_split_and_a_connector_is_killed(load: Load) -> None:
@@ -221,3 +277,37 @@ def test_a_fault_under_load(load: Load, fault: Callable[[Load], None]) -> None:
     fault(load)
     load.more(2 * RATE)
     load.finish(at_least=6 * RATE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_all_faults_at_once(load: Load, seed: int) -> None:
+    """Several things are away together, for some seconds, in an order and for times that the seed decides."""
+    chance = random.Random(seed)
+    load.write(RATE)
+    load.more(RATE)
+    for _ in range(5):
+        chosen = chance.sample(sorted(STRIKES), 4)
+        print(f"seed {seed}: {', '.join(chosen)}")
+        for name in chosen:
+            STRIKES[name](load)
+            time.sleep(chance.uniform(0, 3))
+        heal(load)
+        _moved_if_it_can(load)
+        load.more(RATE)
+    load.finish(at_least=6 * RATE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", [version for version in HBASE_VERSIONS if version != "2.6"])
+def test_faults_of_another_version_of_hbase(version: str, stack: Stack, tmp_path: Path) -> None:
+    with HBaseCluster(tmp_path / "hbase", version=version) as hbase:
+        load = Load(hbase, stack, f"version_{version.replace('.', '_')}", tmp_path, 2, 7)
+        load.write(RATE)
+        for fault in (move, split, merge, server_killed, connector_killed, master_killed, hbase_restarted):
+            load.more(RATE)
+            fault(load)
+        load.finish(at_least=7 * RATE)
+        load.close()

@@ -35,7 +35,7 @@ Start = Callable[..., LoaderProcess]
 @pytest.fixture
 def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
     """Processes that die are started again, unless the test is about those that never return."""
-    restart = "gone" not in request.node.name
+    restart = "dead" not in request.node.name
     with Stack(tmp_path / "centres", dcs=("dc1", "dc2"), mirrors=1, restart=restart) as stack:
         yield stack
 

@@ -39,7 +39,7 @@ async def mirrored_records(stack: Stack, topic: str) -> int:
 async def mirrored_more(stack: Stack, topic: str, more: int) -> None:
     """Waits until so many more are there: the faults meet a mirror that is at work."""
     wanted = await mirrored_records(stack, topic) + more
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await mirrored_records(stack, topic) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

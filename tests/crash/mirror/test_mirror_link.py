@@ -105,7 +105,7 @@ async def records(url: str) -> int:
 async def moved(url: str, more: int) -> None:
     """Waits until so many more records are here."""
     wanted = await records(url) + more
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await records(url) < wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

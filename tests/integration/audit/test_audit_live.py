@@ -12,8 +12,6 @@ from logferry.ops.stack.stack import Stack
 from tests.support.audit import audited
 from tests.support.clients import Load
 
-_ROUNDS = 8
-
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
@@ -21,7 +19,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-async def test_audits_of_a_gateway_under_load_while_a_worker_is_killed(stack: Stack, topic_name: str):
+@pytest.mark.parametrize("rounds", [4, pytest.param(8, marks=pytest.mark.long)])
+async def test_audits_of_a_gateway_under_load_while_a_worker_is_killed(stack: Stack, topic_name: str, rounds: int):
     bootstrap = stack.cluster().bootstrap
     async with aiohttp.ClientSession() as session:
         url = f"{stack.urls()[0]}/v1/topics/{topic_name}"
@@ -29,9 +28,9 @@ async def test_audits_of_a_gateway_under_load_while_a_worker_is_killed(stack: St
             assert response.status in (200, 201), await response.text()
     chunks = []
     async with Load(topic_name, stack.urls(), seed=3) as load:
-        for number in range(_ROUNDS):
+        for number in range(rounds):
             await load.acknowledged(100)
-            if number == _ROUNDS // 2:
+            if number == rounds // 2:
                 stack.kill("gateway-0")
             report = await audited(bootstrap, "dc1", topics=[topic_name])
             assert report.exact, [str(finding) for finding in report.findings]

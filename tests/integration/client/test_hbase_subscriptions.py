@@ -6,12 +6,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from logferry.client.hbase.cells import TYPES
+from logferry.client.hbase.changes import CLOCKS_MS
+from logferry.client.hbase.connector import CHECK_EVERY_S
+from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
+from logferry.client.hbase.zookeeper import Registry
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 
 from tests.support.gateway import Gateway
@@ -69,16 +73,18 @@ class Subscription:
             time.sleep(0.2)
         return rows
 
-    def status_with_shipped(self) -> dict[str, Any]:
-        """Once a region server has published that it shipped: each does so every ten seconds or so."""
+    def status(self, *more: str) -> dict[str, Any]:
+        found = json.loads(self.command("status", "--json", *more))["subscriptions"]
+        (shown,) = (one for one in found if one["name"] == self.name)
+        return dict(shown)
+
+    def status_with(self, fits: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Once it fits: region servers and connectors publish their figures every ten seconds or so."""
         deadline = time.monotonic() + 60
-        while True:
-            found = json.loads(self.command("status", "--json"))["subscriptions"]
-            (shown,) = (one for one in found if one["name"] == self.name)
-            if any(server["shipped_operations"] for server in shown["servers"]):
-                return dict(shown)
+        while not fits(shown := self.status()):
             assert time.monotonic() < deadline, shown
             time.sleep(0.5)
+        return shown
 
     def command(self, *arguments: str, expect: int = 0) -> str:
         command = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", *arguments]
@@ -181,6 +187,68 @@ def test_a_peer_that_is_not_serial_is_refused_and_ends_a_connector(subscription:
     subscription.connector().start().stop()
 
 
+def test_a_peer_that_is_changed_is_looked_at_at_once(subscription: Subscription) -> None:
+    """The less HBase ships while it is not serial, the better."""
+    subscription.create_table()
+    connector = subscription.connector().start()
+    began = time.monotonic()
+    subscription.hbase.shell(f"serial {subscription.name} false")
+    connector.end()
+    assert time.monotonic() - began < CHECK_EVERY_S - 2
+    subscription.hbase.shell(f"serial {subscription.name} true")
+
+
+def test_a_table_that_is_dropped_does_not_end_the_others(subscription: Subscription) -> None:
+    dropped = f"{subscription.name}_2"
+    tables = f"{subscription.name} {dropped}"
+    subscription.create_table()
+    subscription.hbase.shell(f"create {dropped} d 1 1")
+    connector = subscription.connector(tables=tables).start()
+    subscription.hbase.shell(f"drop {dropped}")
+    connector.wait_logged(b"hbase-table-missing table=" + dropped.encode())
+    subscription.put("after")
+    assert subscription.rows_with("after") == ["after"]
+    connector.stop()
+    connector.start()
+    subscription.put("started-again")
+    assert subscription.rows_with("started-again") == ["after", "started-again"]
+    connector.stop()
+
+
+def test_two_new_subscriptions_of_one_topic_do_not_both_begin(subscription: Subscription) -> None:
+    """Not even where the second one is stored between the look and the writing of the first one."""
+    mine, other = f"{subscription.name}_1", f"{subscription.name}_2"
+    definition = PeerDefinition(subscription.name, (subscription.name,)).check()
+
+    class Raced(Registry):
+        def _create(self, path: str, data: bytes) -> None:
+            super()._create(f"{ROOT}/{other}/subscription", definition.packed())
+            super()._create(path, data)
+
+    with Raced([subscription.hbase.zookeeper]) as registry:
+        with pytest.raises(Unfit, match=f"{other} writes the topic"):
+            registry.define(mine, definition)
+        assert registry.names().count(mine) == 0
+        registry.remove(other)
+
+
+@pytest.mark.long
+def test_a_region_that_is_truncated_is_noticed(subscription: Subscription) -> None:
+    """HBase begins its sequence ids again: what follows looks like duplicates."""
+    subscription.create_table()
+    connector = subscription.connector().start()
+    for number in range(5):
+        subscription.put(f"before-{number}")
+    assert len(subscription.rows_with("before-4")) == 5
+    (region,) = subscription.hbase.shell(f"regions {subscription.name}").split()
+    time.sleep(CLOCKS_MS / 1000 + 1)  # of two region servers the clocks may differ by so much
+    subscription.hbase.shell(f"truncate {region.split('@')[0]}")
+    subscription.put("after")
+    connector.wait_logged(b"as after truncate_region")
+    assert subscription.rows() == [f"before-{number}" for number in range(5)]
+    connector.stop()
+
+
 def test_a_peer_of_another_kind_is_left_alone(subscription: Subscription) -> None:
     subscription.create_table()
     foreign = f"{subscription.name}_other"
@@ -219,10 +287,24 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     )
     subscription.put("before")
     subscription.wait_shipped()
-    shown = subscription.status_with_shipped()
+    shown = subscription.status_with(
+        lambda shown: (
+            any(server["shipped_operations"] for server in shown["servers"])
+            and all(figures.get("chunks") for figures in shown["connector_figures"].values())
+        )
+    )
     assert shown["problems"] == []
     assert max(shown["pushed_seqnos"].values()) > 0
     assert "operations shipped" in subscription.command("status")
+    url = subscription._workers.urls[0]
+    compared = subscription.status("--url", url)
+    (region,) = compared["recorded_seqnos"]
+    assert compared["recorded_seqnos"][region] == compared["pushed_seqnos"][region]
+    (figures,) = compared["connector_figures"].values()
+    assert (figures["chunks"], figures["failed_calls"]) == (1, 0)
+    text = subscription.command("status", "--url", url)
+    assert "1 calls done, 0 refused, 1 chunks recorded" in text
+    assert "regions: 1 in HBase, 1 in the gateway, which has less of 0" in text
     assert "is paused" in subscription.command("pause", name)
     subscription.put("while-paused")
     connector.stop()
@@ -247,6 +329,12 @@ def test_a_topic_that_is_missing_is_an_error_and_nothing_is_lost(subscription: S
     connector = subscription.connector(topic=later).start()
     subscription.put("early")
     connector.wait_logged(b"hbase-not-recorded kind=unknown-topic")
+    shown = subscription.status_with(
+        lambda shown: any(found.get("waits") for found in shown["connector_figures"].values())
+    )
+    ((wait,),) = (figures["waits"] for figures in shown["connector_figures"].values())
+    assert (wait["who"], "unknown-topic" in wait["reason"]) == ("127.0.0.1", True)
+    assert "127.0.0.1 last waited at" in subscription.command("status")
     subscription.topic = make_topic(workers.urls[0], later)
     subscription.wait_shipped()
     connector.stop()

@@ -27,6 +27,7 @@ from logferry.client import (
 from logferry.client.reading import requests
 from logferry.client.reading.decode import NdjsonDecoder
 
+from tests.support.checker import committed_records
 from tests.support.gateway import Gateway
 from tests.support.relay import Relay
 
@@ -94,6 +95,7 @@ def fill(workers: Gateway, topic: str, chunks: int = 20, start: int = 1) -> list
             for seqno in range(start, start + chunks):
                 data = b"".join(b"%d %d\n" % (seqno, rng.getrandbits(60)) for _ in range(rng.randint(1, 4)))
                 made.append((source, writer.write(data, seqno), data))
+    asyncio.run(committed_records(workers.kafka.bootstrap, f"dc1.{topic}"))  # Kafka shows it a moment later
     return sorted(made)
 
 
@@ -341,7 +343,7 @@ async def test_closing_ends_it_at_once(face, workers: Gateway, topic_name: str) 
     await workers.make_topic(topic_name, 4)
     async with face(workers.urls, topic_name) as reader:
         assert await reader.read(0.3) is None
-    async with asyncio.timeout(5):  # a long poll is longer
+    async with asyncio.timeout(15):  # a long poll is longer
         while True:
             if not [thread for thread in threading.enumerate() if thread.name.startswith("logferry-reader")]:
                 break

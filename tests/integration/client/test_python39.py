@@ -97,6 +97,10 @@ with Writer(url, topic, "a", batch_bytes=200, gzip=True) as writer:
 logging.basicConfig(level="INFO", format="%(message)s", handlers=[LogferryHandler(url, topic, "log")])
 logging.info("told")
 logging.getLogger().handlers[0].close()
+told = 0
+while told < 51:  # Kafka shows what was written a moment later
+    with Reader(url, topic, follow=False) as reader:
+        told = len(list(reader.lines()))
 for options in ({}, {"consumer": topic}):
     with Reader(url, topic, follow=False, **options) as reader:
         print(*sorted((line.source_id, line.seqno, line.data.decode()) for line in reader.lines()))

@@ -30,7 +30,7 @@ TOKEN_SETTINGS: Final[list[dict[str, Any]]] = [
     {"name": "admin", "sha256": TOKENS["admin"][1], "admin": ["*"], "read": ["*"]},
 ]
 PIECES: Final = [b"first\n", b"second\nthird\n", b"last, without its end"]
-WITHIN_S: Final = 1.0
+WITHIN_S: Final = 4.0  # a slow machine has time for some calls
 
 
 @pytest.fixture(scope="module")
@@ -329,8 +329,8 @@ async def test_what_is_not_committed_in_time_is_gone_and_its_space_with_it(hasty
 
     async def is_full() -> bool:
         """Whether a third one is refused; the lane may be slower than their time."""
-        for it in open_:
-            await it.store(1, b"x" * 400_000)
+        if any([(await it.store(1, b"x" * 400_000, expect=None)).status != 200 for it in open_]):
+            return False  # the third one still has a place of those that ended meanwhile
         answer = await third.store(1, b"x", 1, expect=None)
         return answer.problem == "overloaded" and "lane_uploads" in answer.document["detail"]
 

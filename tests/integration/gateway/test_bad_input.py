@@ -246,7 +246,7 @@ async def test_the_next_request_of_a_connection_is_read_where_it_begins(
     parts = urlsplit(small.urls[worker])
     for path, status in [("/nowhere", 404), (f"{WRITE}?seqno=x", 400), (f"{WRITE}?seqno=20&prev=15", 409)]:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             refused = head(path, f"Content-Length: {len(inner)}") + inner
             writer.write(refused + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reply(reader)).status == status

@@ -124,7 +124,7 @@ async def growth_is_known(workers: Gateway, topic: str) -> None:
     """A worker may take some seconds to hear of partitions that another one added."""
     moved = (f"p{n}" for n in itertools.count() if partition_of(f"p{n}", 4) != partition_of(f"p{n}", 7))
     unaware = {0, 1}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while unaware:
             source = next(moved)
             answer = await write(workers, topic, source, "seqno=1")

@@ -98,7 +98,7 @@ async def test_with_the_documented_rights_everything_works(secured: SecuredKafka
 
         async def done(method: str, path: str, status: int = 200, **request: Any) -> Any:
             for worker in range(2) if method == "GET" else (0,):
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + 60
                 found, document, headers = await gateway.ask(method, path, worker=worker, **request)
                 while found == 503 and time.monotonic() < deadline:
                     await asyncio.sleep(float(headers["Retry-After"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,7 @@ async def test_the_trace_of_a_write_reaches_readers_and_receivers_and_makes_no_c
     assert headers == {"x": traces[0], "y": None}
 
 
-async def test_a_receiver_that_fails_lies_hangs_up_and_redirects(
-    workers: Gateway, pushing: Deliver, topic_name: str
-) -> None:
+async def test_a_receiver_that_fails_and_lies(workers: Gateway, pushing: Deliver, topic_name: str) -> None:
     """A lie: 500 after the batch was taken. What was taken comes again, with the same token and bytes."""
     topic = await workers.make_topic(topic_name)
     count = 0
@@ -132,7 +131,7 @@ async def test_a_rejected_batch_stops_its_partition_until_it_is_resumed(
             answer = await workers.ask("GET", f"/v1/subscriptions/{topic_name}")
             return next((row["stop"] for row in answer.document["partitions"] if row["stop"]), None)
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (why := await stop()) is None:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.05)
         assert why["kind"] == "rejected"
@@ -141,7 +140,10 @@ async def test_a_rejected_batch_stops_its_partition_until_it_is_resumed(
         await workers.ask("POST", f"/v1/subscriptions/{topic_name}/resume")
         await got.until(lambda: len(got.rows) >= len(written), "all chunks")
         assert got.problems(written) == []
-        assert await stop() is None
+        # The batch may be there before the resumption is committed.
+        async with asyncio.timeout(60):
+            while await stop() is not None:  # noqa: ASYNC110  another process
+                await asyncio.sleep(0.05)
 
 
 async def test_a_bad_chunk_is_found_by_halving_and_set_aside(
@@ -164,10 +166,11 @@ async def test_a_bad_chunk_is_found_by_halving_and_set_aside(
         )
         await got.until(lambda: len(got.rows) >= len(written), "all but one")
         assert got.problems(written) == []
-        answer = await workers.ask(
-            "GET", f"/v1/topics/{dead}/partitions/0/chunks?wait_ms=5000", headers={"Accept": "application/x-ndjson"}
-        )
-        [line] = answer.body.splitlines()
+        path, ndjson = f"/v1/topics/{dead}/partitions/0/chunks?wait_ms=5000", {"Accept": "application/x-ndjson"}
+        async with asyncio.timeout(60):  # what comes after it may be delivered before it is committed
+            while not (lines := (await workers.ask("GET", path, headers=ndjson)).body.splitlines()):
+                pass
+        [line] = lines
         assert b'"source_id": "bad"' in line
         assert b"dead.reason" in line
 
@@ -246,7 +249,7 @@ async def test_metrics_name_a_subscription_that_does_not_advance(
         await until(lambda found: found["stalled_seconds"] == 0 and found["lag_records"] > 0)
         await workers.ask("POST", f"/v1/subscriptions/{topic_name}/resume")
         await until(lambda found: found["stalled_seconds"] > 0)
-        assert (await until(lambda found: found["held_bytes"] > 0))["held_bytes"] > 2000
+        await until(lambda found: found["held_bytes"] > 2000)  # both, also where each is a batch
         may_take.set()
         await got.until(lambda: len(got.rows) == 3, "the others")
         await until(lambda found: (found["stalled_seconds"], found["lag_records"], found["held_bytes"]) == (0, 0, 0))
@@ -271,19 +274,29 @@ async def test_the_status_of_all_subscriptions_with_the_way_on(
                 found = await asyncio.to_thread(main.main, ["status", *url, *options])
                 return found, capsys.readouterr().out
 
-            async with asyncio.timeout(60):
-                while "stopped" not in (said := (await status())[1]) or "away: the receiver" not in said:  # noqa: ASYNC110
+            async def until_said(holds: Callable[[str], bool], *options: str) -> int:
+                """The exit status, once it holds: a worker that starts takes partitions from the other one."""
+                result, said = await status(*options)
+                deadline = time.monotonic() + 60
+                while not holds(said):
+                    assert time.monotonic() < deadline, said
                     await asyncio.sleep(0.2)
-            result, said = await status()
-            assert result == 1
-            assert f"bad: {topic}-" in said
-            assert "correct the receiver, then resume" in said
-            assert "POST /v1/subscriptions/bad/resume" in said
-            assert "nothing is delivered to nothing" in said
-            document = json.loads((await status("--json"))[1])
-            units = [unit for worker in document["workers"].values() for unit in worker["units"]]
-            assert {unit["subscription"]: unit["lag_records"] for unit in units if unit["position"]}["good"] == 0
-            assert len(document["workers"]) == 2
+                    result, said = await status(*options)
+                return result
+
+            wanted = (
+                f"bad: {topic}-", "stopped", "away: the receiver", "correct the receiver, then resume",
+                "POST /v1/subscriptions/bad/resume", "nothing is delivered to nothing",
+            )  # fmt: skip
+            assert await until_said(lambda said: all(text in said for text in wanted)) == 1
+
+            def is_whole(said: str) -> bool:
+                workers = json.loads(said)["workers"]
+                units = [unit for worker in workers.values() for unit in worker["units"]]
+                lags = {unit["subscription"]: unit["lag_records"] for unit in units if unit["position"]}
+                return (len(workers), lags.get("good")) == (2, 0)
+
+            await until_said(is_whole, "--json")
 
 
 async def _answer(status: int) -> int:

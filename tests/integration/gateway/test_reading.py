@@ -283,9 +283,9 @@ async def wait_connections(workers: Gateway, wanted: int) -> None:
 
 async def test_many_waiting_reads_do_not_stand_in_the_way(workers: Gateway, topic: str) -> None:
     """Also more of them than there are connections for waiting: everybody is served."""
-    waiting = [asyncio.create_task(rows(workers, topic, "wait_ms=20000")) for _ in range(300)]
+    waiting = [asyncio.create_task(rows(workers, topic, "wait_ms=30000")) for _ in range(300)]
     await wait_connections(workers, len(waiting))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         assert await rows(workers, topic, "offset=latest") == ([], 0)
         await write(workers, topic, 1, b"x")
     async with asyncio.timeout(60):

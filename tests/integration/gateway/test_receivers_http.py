@@ -49,14 +49,19 @@ SETTINGS: Final[dict[str, Any]] = {
         "otlp": [{"name": "web*", "topic": "in-otlp"}, {"name": "shop", "topic": "in-agents"}],
     },
 }
-SYSLOG_PORT: Final = free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
-def receivers(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def syslog_port() -> int:
+    [port] = free_ports(1)
+    return port
+
+
+@pytest.fixture(scope="module")
+def receivers(kafka: KafkaCluster, syslog_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("receivers")
     (folder / "token").write_text(TOKEN + "\n", encoding="utf-8")
-    listen = {"listen": f"127.0.0.1:{SYSLOG_PORT}", "topic": "in-syslog", "udp": True, "message_bytes": 1024}
+    listen = {"listen": f"127.0.0.1:{syslog_port}", "topic": "in-syslog", "udp": True, "message_bytes": 1024}
     on = {**SETTINGS["receivers"], "syslog": {**listen, "token_file": str(folder / "token")}}
     with gateway(kafka, folder, "receivers", **{**SETTINGS, "receivers": on}) as running:
 
@@ -288,8 +293,8 @@ async def wait_lines(at: Gateway, topic: str, source: str, count: int) -> list[b
             await asyncio.sleep(0.1)
 
 
-async def test_syslog_over_tcp_and_udp(receivers: Gateway) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", SYSLOG_PORT)
+async def test_syslog_over_tcp_and_udp(receivers: Gateway, syslog_port: int) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", syslog_port)
     lines = [b"<34>1 2026-01-01T00:00:00Z tcp1 app - - - %d" % number for number in range(2000)]
     for number, line in enumerate(lines):
         writer.write(b"%d %b" % (len(line), line) if number % 2 else line + b"\n")
@@ -302,7 +307,7 @@ async def test_syslog_over_tcp_and_udp(receivers: Gateway) -> None:
     found = await wait_lines(receivers, "in-syslog", "syslog/agent/tcp1", 2001)
     assert found == [*lines, b"<34>1 2026-01-01T00:00:00Z tcp1 app - - - a#012b"]
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-        asyncio.DatagramProtocol, remote_addr=("127.0.0.1", SYSLOG_PORT)
+        asyncio.DatagramProtocol, remote_addr=("127.0.0.1", syslog_port)
     )
     for number in range(20):
         transport.sendto(b"<34>Oct 11 22:14:15 udp1 su: %d" % number)
@@ -315,11 +320,11 @@ async def test_syslog_over_tcp_and_udp(receivers: Gateway) -> None:
 # ---- agents as they are -----------------------------------------------------------------------------------------
 
 
-def program(name: str, at: Gateway, log: Path, **more: str) -> str:
+def program(name: str, at: Gateway, syslog_port: int, log: Path, **more: str) -> str:
     """A block of the guide, with this gateway's address, token and topic. ``more``: further replacements."""
     port = at.urls[0].rpartition(":")[2]
     known = {"http://127.0.0.1:8080": at.urls[0], '"8080"': f'"{port}"', "TOKEN": TOKEN, "/var/log/app.log": str(log),
-             "/topics/app/": "/topics/in-agents/", "5514": str(SYSLOG_PORT)}  # fmt: skip
+             "/topics/app/": "/topics/in-agents/", "5514": str(syslog_port)}  # fmt: skip
     return block(name, known | more, must=more)
 
 
@@ -337,10 +342,12 @@ async def lines_of(at: Gateway, topic: str, source: str) -> list[bytes]:
         ("OpenTelemetry logs", "otlp/agent/web1"),
     ],
 )
-async def test_an_agent_as_the_guide_has_it(receivers: Gateway, tmp_path: Path, name: str, source: str) -> None:
+async def test_an_agent_as_the_guide_has_it(
+    receivers: Gateway, syslog_port: int, tmp_path: Path, name: str, source: str
+) -> None:
     log = tmp_path / "app.log"
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
-    (tmp_path / name).write_text(program(name, receivers, log), encoding="utf-8")
+    (tmp_path / name).write_text(program(name, receivers, syslog_port, log), encoding="utf-8")
     topic = "in-hec" if name == "hec.sh" else "in-agents"
     before = len(await lines_of(receivers, topic, source))
     for _ in range(2):
@@ -371,14 +378,14 @@ async def test_an_agent_as_the_guide_has_it(receivers: Gateway, tmp_path: Path, 
     ],
 )  # fmt: skip
 async def test_a_running_agent_as_the_guide_has_it(
-    receivers: Gateway, tmp_path: Path, name: str, program_name: str, topic: str, source: str
+    receivers: Gateway, syslog_port: int, tmp_path: Path, name: str, program_name: str, topic: str, source: str
 ) -> None:
     """It follows a file. Its lines arrive in order, beside those of other agents."""
     log = tmp_path / "app.log"
     log.write_bytes(b"".join(b"%b line %d\n" % (name.encode(), number) for number in range(2000)))
     folders = {"collector.yaml": "/var/lib/otelcol", "syslog-ng.conf": "/var/lib/syslog-ng"}
     more = {folders[name]: str(tmp_path)} if name in folders else {}
-    child = await asyncio.to_thread(agent, program_name, tmp_path, program(name, receivers, log, **more))
+    child = await asyncio.to_thread(agent, program_name, tmp_path, program(name, receivers, syslog_port, log, **more))
     pattern = re.compile(rb"\b" + re.escape(name.encode()) + rb" line (\d+)")
     found: list[int] = []
     try:

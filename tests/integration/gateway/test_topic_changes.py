@@ -35,13 +35,16 @@ async def admin(workers: Gateway) -> AsyncIterator[AIOKafkaAdminClient]:
 
 async def create(admin: AIOKafkaAdminClient, topic: str, **configs: str) -> None:
     """Also while Kafka is still deleting an older one of the name."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             response = await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
             code = response.topic_errors[0][1]
             if code != TopicAlreadyExistsError.errno:
                 assert code == 0, response
-                return
+                break
+            await asyncio.sleep(0.05)
+        # A broker may show it a moment after the controller has made it.
+        while (await admin.describe_topics([topic]))[0]["error_code"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

@@ -87,8 +87,12 @@ async def check_nothing_is_lost(running: Gateway, topic: str, seqno: int) -> Non
     assert (await open_session(running, topic, "b"))["session"] < (time.time() + 60) * 1000
     rows = (await running.ask("GET", f"/v1/topics/{topic}/sources")).document["sources"]
     path = f"/v1/topics/dc1.{topic}/partitions/0/chunks"
-    page = await running.ask("GET", path, headers={"Accept": NDJSON})
-    stored = [json.loads(line) for line in page.body.splitlines()]
+    async with asyncio.timeout(60):
+        while True:  # Kafka shows a transaction a moment after its answer
+            page = await running.ask("GET", path, headers={"Accept": NDJSON})
+            stored = [json.loads(line) for line in page.body.splitlines()]
+            if len(stored) > seqno:
+                break
     stamps = [record[name] for record in stored for name in ("recorded_ms", "created_ms")]
     stamps += [row["written_ms"] for row in rows] + [row["heartbeat_ms"] for row in rows if row["heartbeat_ms"]]
     now_ms = time.time() * 1000

@@ -17,6 +17,7 @@ from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.query.http_ranges import EARLIEST, LATEST, HttpTopics, ranges_between
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
+from tests.support.checker import committed_records
 from tests.support.gateway import Gateway
 from tests.support.loader import Topic, chunks_of
 from tests.support.relay import Relay
@@ -36,6 +37,7 @@ def topic(workers: Gateway, topic_name: str) -> str:
     asyncio.run(Topic(workers.kafka.bootstrap, full).write(chunks_of("d", b"aborted"), partitions=2, commit=False))
     with Writer(workers.urls, topic_name, "e") as writer:
         writer.write(b"last\n")
+    asyncio.run(committed_records(workers.kafka.bootstrap, full))  # Kafka shows it a moment later
     return full
 
 

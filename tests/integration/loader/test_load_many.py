@@ -32,7 +32,7 @@ from tests.support.table_loads import LoaderDied, die
 pytestmark = pytest.mark.spark
 
 Start = Callable[..., Loader]
-WAIT_S = 60
+WAIT_S = 120
 
 
 def config(kafka: KafkaCluster, *tables: dict[str, Any], **more: Any) -> Config:

@@ -47,6 +47,7 @@ async def test_committed_lines_are_loaded_once_and_the_next_load_reads_new_ones(
     assert (second.batch, second.rows) == (1, 1)
 
 
+@pytest.mark.anywhere
 async def test_ranges_that_end_in_control_records_and_aborted_data(loader: Start, topic: Topic, table: Location):
     """Batches of every small size, over committed, aborted and empty transactions, cut anywhere."""
     await topic.create()
@@ -61,6 +62,7 @@ async def test_ranges_that_end_in_control_records_and_aborted_data(loader: Start
         assert [r.start for r in ranges] == [0, *(r.end for r in ranges[:-1])]
 
 
+@pytest.mark.anywhere
 async def test_nothing_beyond_the_last_stable_offset(loader: Start, topic: Topic, table: Location):
     """An open transaction holds back its records and all later ones. The next load reads all of them."""
     await topic.create()
@@ -76,6 +78,7 @@ async def test_nothing_beyond_the_last_stable_offset(loader: Start, topic: Topic
     check_exact(table, [*topic.committed, *late])
 
 
+@pytest.mark.anywhere
 async def test_several_topics_and_later_partitions(loader: Start, topic: Topic, kafka: KafkaCluster, table: Location):
     await topic.create()
     other = Topic(kafka.bootstrap, topic.name.replace("dc1.", "dc2."))
@@ -93,6 +96,7 @@ async def test_several_topics_and_later_partitions(loader: Start, topic: Topic, 
     assert seen == {(topic.name, 0), (topic.name, 1), (topic.name, 2), (other.name, 0), (other.name, 1)}
 
 
+@pytest.mark.anywhere
 async def test_topics_loaded_in_turn_keep_their_places(
     loader: Start, topic: Topic, kafka: KafkaCluster, table: Location
 ):
@@ -107,6 +111,7 @@ async def test_topics_loaded_in_turn_keep_their_places(
     check_exact(table, [*topic.committed, *other.committed])
 
 
+@pytest.mark.anywhere
 async def test_records_of_other_producers_are_quarantined(loader: Start, topic: Topic, table: Location):
     await topic.create()
     raw = await topic.write_raw(b"a\nb", b"\xff", [("who", b"someone")])
@@ -118,6 +123,7 @@ async def test_records_of_other_producers_are_quarantined(loader: Start, topic: 
     assert "seqno" in row["reason"]
 
 
+@pytest.mark.anywhere
 async def test_compacted_topics_are_not_loaded(loader: Start, topic: Topic, kafka: KafkaCluster, table: Location):
     state = Topic(kafka.bootstrap, f"{topic.name}-state")
     await topic.create()

@@ -33,6 +33,7 @@ from logferry.ops.cli import main
 from logferry.ops.commands import tail_kafka
 from pyspark.sql import SparkSession
 
+from tests.support.checker import committed_records
 from tests.support.gateway import Gateway
 from tests.support.kafka import delete_topic, recreate_topic
 from tests.support.loader import stored
@@ -65,6 +66,7 @@ class Loaded:
         with Writer(self.workers.urls, self.name, source) as writer:
             for data in chunks:
                 writer.write(data)
+        asyncio.run(committed_records(self.workers.kafka.bootstrap, self.topic))  # Kafka shows it a moment later
 
     def load(self, batch: int) -> LedgerEntry:
         """All records that Kafka has now."""
@@ -187,6 +189,7 @@ def test_a_topic_that_came_since_and_one_that_does_not_fit(ran: Ran, loaded: Loa
     for name, data in ((f"{loaded.name}-later", b"later\n"), (f"other-{loaded.name}", b"other\n")):
         with Writer(loaded.workers.urls, name, "s") as writer:
             writer.write(data)
+        asyncio.run(committed_records(loaded.workers.kafka.bootstrap, f"dc1.{name}"))
     assert texts(ran, loaded.path) == ["1", "2", "3", "4", "5", "6", "later"]
     assert texts(ran, loaded.path, "--topics", loaded.topic) == ["1", "2", "3", "4", "5", "6"]
 

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.support.checker import committed_records
 from tests.support.gateway import Gateway
 
 pytestmark = pytest.mark.spark
@@ -39,6 +40,7 @@ def write(workers: Gateway, topic: str, start: int, count: int) -> None:
         with Writer(workers.urls, topic, source) as writer:
             for number in range(start, start + count):
                 writer.write(b"%s %d\n\xff" % (source.encode(), number))
+    asyncio.run(committed_records(workers.kafka.bootstrap, f"dc1.{topic}"))  # Kafka shows it a moment later
 
 
 def gateways(workers: Gateway, topic: str) -> list[Where]:

@@ -68,7 +68,7 @@ def test_the_link_delays_both_ways_and_is_cut_without_an_answer(networks: str) -
 @pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("networks")
 def test_a_data_centre_is_cut_off_and_everything_is_exact() -> None:
-    times = ["--well", "10", "--fault", "10", "--cut", "20", "--after", "15", "--rate", "0.4"]
+    times = ["--well", "10", "--fault", "10", "--cut", "20", "--after", "15"]
     done = _run("-m", "tests.datacenters", *times, timeout_s=1400)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     assert "EXACT: every line" in done.stdout

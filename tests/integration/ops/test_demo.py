@@ -153,7 +153,7 @@ def until_java_runs(folder: Path, jar: str) -> None:
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_all_that_it_started_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
     with running_demo("--seconds", "600", TMPDIR=str(tmp_path)) as demo:
         heard(demo, "loader run 1 starts")
@@ -336,5 +336,19 @@ def test_generated_logs_while_all_is_killed(tmp_path: Path) -> None:
     assert "10 rows of the table" in ended.said
     assert "chunk created" in ended.said
     assert "line written" in ended.said
+    assert ended.lines[-1].startswith("YES: every line of the 9 files is in the table once, byte for byte")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(LIMIT_S)
+def test_the_table_on_an_object_store(tmp_path: Path) -> None:
+    """The same way, kills and audit, with the table on an S3 server that the demo starts."""
+    ended = logferry("demo", "--store", "s3", "--seconds", "8", "--seed", "7", TMPDIR=str(tmp_path))
+    assert ended.status == 0, ended.said
+    assert sorted(what.split(" ")[0].split("-")[0] for what in killed(ended)) == ["gateway", "loader", "mirror", "push"]
+    assert re.search(r"^loader \(pid \d+\) in mid-write: batch 0 is in the ledger", "\n".join(killed(ended)), re.M)
+    assert "s3://" in ended.said
     assert ended.lines[-1].startswith("YES: every line of the 9 files is in the table once, byte for byte")
     assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,7 @@ from logferry.ops.cli import main
 from logferry.ops.cli.problems import Unavailable, UsageError
 from logferry.ops.commands import read
 
+from tests.support.checker import committed_records
 from tests.support.gateway import Gateway
 
 DATA = [b"one\ntwo\n", b"\xff\x00\n", b"three, and no newline"]
@@ -37,6 +38,7 @@ def write(workers: Gateway, topic: str, *chunks: bytes) -> None:
     with Writer(workers.urls, topic, "s", attributes={"env": "test"}) as writer:
         for data in chunks:
             writer.write(data)
+    asyncio.run(committed_records(workers.kafka.bootstrap, f"dc1.{topic}"))  # Kafka shows it a moment later
 
 
 @contextmanager

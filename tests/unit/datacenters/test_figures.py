@@ -41,3 +41,12 @@ def test_the_console_shows_lag_and_the_reason_of_a_wait_that_lasts() -> None:
 def test_rows_of_a_phase_are_those_since_the_look_before() -> None:
     looks = [TableLook(at, {"dc1": rows, "dc2": 5}, 3, 1) for at, rows in ((900.0, 10), (5000.0, 12), (9000.0, 17))]
     assert figures.table_cells(looks, _PHASE) == ["7", "0", "1 of 3"]
+
+
+def test_it_is_said_how_far_the_loader_is_and_what_it_waits_for() -> None:
+    assert figures.loaded_text([]) == "the loader has written no batch yet"
+    looks = [
+        TableLook(1.0, {"dc1": 1200, "dc2": 5}, 3, at, waits) for at, waits in ((3, ""), (1, "10:00 is ACTIVE: x"))
+    ]
+    assert figures.loaded_text(looks[:1]) == "1,200 rows of dc1, 5 rows of dc2; 3 of 3 segments READY"
+    assert figures.loaded_text(looks).endswith("; 1 of 3 segments READY; 10:00 is ACTIVE: x")

@@ -188,7 +188,7 @@ async def test_a_broker_that_says_nothing_is_hung_up_on() -> None:
         if not silent:
             await echo(request, writer)
 
-    async with channels(say_nothing, timeout_s=0.05) as made:
+    async with channels(say_nothing, timeout_s=1.0) as made:
         with pytest.raises(errors.RequestTimedOutError):
             await made.ask(1, Echo(b"mine"))
         silent = False
@@ -205,7 +205,7 @@ async def test_a_request_that_is_given_up_leaves_the_others_their_answers() -> N
 
     async with channels(later) as made:
         given_up, kept = (asyncio.create_task(made.ask(1, Echo(body))) for body in (b"1", b"2"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await came.wait()
         given_up.cancel()
         go.set()
@@ -232,14 +232,14 @@ async def test_nothing_is_sent_while_a_quota_asks_for_a_pause() -> None:
         await echo(request, writer)
 
     async with channels(noted) as made:
-        await made.ask(1, Echo(b"one", throttle_ms=400))
+        await made.ask(1, Echo(b"one", throttle_ms=2000))
         answered = loop.time()
         await asyncio.gather(made.ask(1, Echo(b"two")), made.ask(1, Echo(b"three")), made.ask(1, Echo(b"x"), "other"))
         at = dict(arrived)
-        assert at[b"two"] - answered > 0.35
+        assert at[b"two"] - answered > 1.9
         assert at[b"three"] >= at[b"two"]
-        assert at[b"x"] - answered < 0.35, "other connections of the broker do not wait"
-        assert made.throttled_s == pytest.approx(0.4)
+        assert at[b"x"] - answered < 1.9, "other connections of the broker do not wait"
+        assert made.throttled_s == pytest.approx(2.0)
         assert made.losses == 0
 
 
@@ -252,10 +252,10 @@ async def test_a_broker_that_throttles_is_not_taken_for_silent() -> None:
             await echo(request, writer)
             return
         waiting.append((request, writer))
-        asyncio.get_running_loop().call_later(0.9, writer.write, answer(number_of(request), b"late"))
+        asyncio.get_running_loop().call_later(2.0, writer.write, answer(number_of(request), b"late"))
 
-    async with channels(throttling, timeout_s=0.5) as made:
-        first = asyncio.create_task(made.ask(1, Echo(b"first", throttle_ms=600)))
+    async with channels(throttling, timeout_s=1.0) as made:
+        first = asyncio.create_task(made.ask(1, Echo(b"first", throttle_ms=2500)))
         second = asyncio.create_task(made.ask(1, Echo(b"second")))
         assert await first == b"first"
         assert await second == b"late"

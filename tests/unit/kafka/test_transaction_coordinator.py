@@ -103,7 +103,7 @@ async def test_the_commit_of_this_process_itself_needs_no_fence(epoch: int, is_o
 async def test_when_all_are_aborting_the_first_that_ends_is_used() -> None:
     aborting = ("PrepareAbort", 1500, 8)
     found = coordinator(Coordinators(**{FIRST: aborting, SECOND: deque([aborting, aborting, 7]), THIRD: aborting}))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await found.fence()
     assert found.present == FencedProducer(SECOND, 2000, 7)
 

@@ -136,7 +136,7 @@ async def answer_of_a_duplicate(lane: Lane) -> Any:
     lane.table.apply(WEB.state_key(), STATE)
     answer = lane.submit(WriteChunks(TOPIC, WEB, None, [Chunk(5, None, None, {}, b"x")], 10))
     await lane._draft()
-    return await asyncio.wait_for(answer, 10)
+    return await asyncio.wait_for(answer, 60)
 
 
 async def test_the_owner_acknowledges_a_duplicate() -> None:
@@ -196,7 +196,7 @@ async def test_many_duplicates_share_one_confirmation() -> None:
         await lane._draft()
         await asyncio.sleep(0)
     gate.set()
-    await asyncio.wait_for(asyncio.gather(*answers), 10)
+    await asyncio.wait_for(asyncio.gather(*answers), 60)
     assert asked == 2, "one that was under way, and one for all that came meanwhile"
 
 
@@ -222,7 +222,7 @@ async def test_a_lane_that_cannot_be_read_refuses_and_serves_again_when_it_can(m
     lane = make_lane(ours, Alone)
     running = asyncio.create_task(lane.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 if lane.state == "stopped":
                     break
@@ -231,8 +231,8 @@ async def test_a_lane_that_cannot_be_read_refuses_and_serves_again_when_it_can(m
         with pytest.raises(Problem, match="lane 0 is stopped"):
             lane.submit(WriteChunks(TOPIC, WEB, None, [Chunk(5, None, None, {}, b"x")], 10))
         is_mended = True
-        await asyncio.wait_for(opened.wait(), 10)
+        await asyncio.wait_for(opened.wait(), 60)
         assert not running.done()
     finally:
         lane.close()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)

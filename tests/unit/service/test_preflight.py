@@ -98,7 +98,7 @@ class ComingBrokers:
         """What is warned of after a whole look, and some of a second one."""
         watching = asyncio.create_task(processes.watch_brokers(cast(KafkaClient, self), accepted))
         self.looks = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.looks < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         watching.cancel()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgpack
 import pytest
 from logferry.client.hbase import changes, messages
 from logferry.client.hbase.cells import BULK_LOAD, MARK_FAMILY, HBaseCell
-from logferry.client.hbase.changes import CellFilter, RegionChunk, ShippedEdits, WrongCluster
+from logferry.client.hbase.changes import (
+    CLOCKS_MS,
+    CellFilter,
+    RegionChunk,
+    RegionHistory,
+    SequenceRestarted,
+    ShippedEdits,
+    WrongCluster,
+)
 from logferry.client.hbase.messages import ForeignBytes
 
 from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, Edit, put, shipped
@@ -18,7 +28,7 @@ from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGI
 def edits_of(edits: Sequence[Edit], definition: Any = ORDERS, **options: Any) -> ShippedEdits:
     request, block = shipped(edits, **options)
     data = memoryview(request.SerializeToString())
-    return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition))
+    return ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(definition), encoding=definition.encoding)
 
 
 def lines(chunks: list[RegionChunk]) -> list[dict[str, Any]]:
@@ -125,6 +135,50 @@ def test_a_sequence_id_that_does_not_rise_is_refused(second: int) -> None:
         list(edits_of([(REGION, 5, [put("a")]), (REGION, second, [put("b")])]))
 
 
+def test_an_edit_that_comes_twice_in_a_call_is_written_once() -> None:
+    """A region server whose log breaks writes what was not acknowledged into the next one, too."""
+    edits = [(REGION, n, [put(f"row-{n}")]) for n in (5, 6, 7, 6, 7, 8)]
+    found = list(edits_of(edits))
+    assert [one.chunk.seqno for one in found] == [5, 6, 7, 8]
+    assert [line["row"] for line in lines(found)] == ["row-5", "row-6", "row-7", "row-8"]
+
+
+def test_sequence_ids_that_begin_again_are_refused() -> None:
+    """As after HBase's `truncate_region`: the gateway would take the rest for duplicates."""
+    history = RegionHistory()
+    history.check(REGION, 500, 1_000_000)
+    history.check(REGION, 2, 1_000_000 + CLOCKS_MS)  # it may have come again from a server with another clock
+    history.check(OTHER_REGION, 2, 9_000_000)
+    with pytest.raises(
+        SequenceRestarted, match=f"edit 3 of {REGION} was written 120 s after edit 500.*truncate_region"
+    ):
+        history.check(REGION, 3, 1_000_001 + CLOCKS_MS)
+    history.check(REGION, 501, 1_000_000)
+    history.check(REGION, 499, 999_000)
+
+
+def test_edits_of_other_tables_are_passed_over_whatever_their_ids() -> None:
+    """HBase's marks of replication are of one region at all servers, each of which counts for itself."""
+    history = RegionHistory()
+    history.check(REGION, 500, 1)
+    marks = [(REGION, n, [put("a")]) for n in (7, 3)]
+    request, block = shipped(marks, table="REPLICATION.WALEVENTTRACKER")
+    wanted, more = shipped([(OTHER_REGION, 4, [put("b")])])
+    request.entry.extend(wanted.entry)
+    data = memoryview(request.SerializeToString())
+    found = list(ShippedEdits(data, memoryview(block + more), CLUSTER, CellFilter(ORDERS), history))
+    assert [(one.source_id, one.chunk.seqno) for one in found] == [(OTHER_REGION, 4)]
+
+
+def test_a_call_whose_sequence_ids_begin_again_writes_nothing() -> None:
+    history = RegionHistory()
+    history.check(REGION, 500, 1)
+    request, block = shipped([(REGION, 3, [put("a")])])
+    data = memoryview(request.SerializeToString())
+    with pytest.raises(SequenceRestarted):
+        list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS), history))
+
+
 @pytest.mark.parametrize("region", ["", "..", "A" * 32, "0" * 31])
 def test_a_region_with_another_name_is_refused(region: str) -> None:
     with pytest.raises(ForeignBytes, match="has the region"):
@@ -142,3 +196,28 @@ def test_an_edit_that_claims_more_cells_than_there_are_is_refused() -> None:
     data = memoryview(request.SerializeToString())
     with pytest.raises(ForeignBytes, match="ends at byte"):
         list(ShippedEdits(data, memoryview(block), CLUSTER, CellFilter(ORDERS)))
+
+
+def test_messagepack_holds_bytes_as_bytes() -> None:
+    cell = HBaseCell("ä".encode(), b"d", b"\xff", 7, "put", b"\x00\xfe", ((4, b"ttl"),))
+    packed = ORDERS._replace(encoding="msgpack")
+    deletes = [put("a")._replace(type=kind, value=b"") for kind in ("delete", "delete_family")]
+    (found,) = edits_of([(REGION, 5, [cell, *deletes])], packed)
+    assert found.chunk.attributes == {"table": "orders", "format": "msgpack"}
+    maps = list(msgpack.Unpacker(io.BytesIO(found.chunk.data)))
+    assert maps[0] == {
+        "table": "orders", "row": "ä".encode(), "family": b"d", "qualifier": b"\xff", "type": "put", "timestamp": 7,
+        "value": b"\x00\xfe", "tags": [{"type": 4, "data": b"ttl"}],
+        "sequence_id": 5, "write_time": 1_700_000_000_000, "region": REGION,
+    }  # fmt: skip
+    assert [("value" in one, one["type"]) for one in maps[1:]] == [(False, "delete"), (False, "delete_family")]
+
+
+def test_messagepack_is_cut_like_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "PART_BYTES", 400)
+    edits = [(REGION, 5, [put(f"row-{number}", b"\xff" * 100) for number in range(9)])]
+    found = list(edits_of(edits, ORDERS._replace(encoding="msgpack")))
+    assert [one.source_id for one in found] == [REGION, *(f"{REGION}/{part}" for part in range(2, len(found) + 1))]
+    assert len(found) > 2
+    rows = [one["row"] for part in found for one in msgpack.Unpacker(io.BytesIO(part.chunk.data))]
+    assert rows == [b"row-%d" % number for number in range(9)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -212,13 +213,70 @@ def test_room_is_given_back_after_every_kind_of_call(caplog: pytest.LogCaptureFi
 
 def test_a_source_that_stops_inside_of_a_call_is_cut(monkeypatch: pytest.MonkeyPatch, calls: list[RemoteCall]) -> None:
     """And its room is given back."""
-    monkeypatch.setattr(server, "_STALLED_S", 0.2)
+    monkeypatch.setattr(server, "_STALLED_S", 1.0)
     with serving(calls.append) as port:
         half = opening(cell_block_codec_class=CODECS[0]) + LENGTH.pack(3900) + b"\x00" * 100
         with RegionServer(port, half) as source:
             assert source.is_cut
         with RegionServer(port) as source:
             assert source.ship([(REGION, 5, [put("a", b"x" * 3600)])]) == ""
+
+
+def test_a_source_that_sends_a_byte_now_and_then_is_cut(
+    monkeypatch: pytest.MonkeyPatch, calls: list[RemoteCall]
+) -> None:
+    """It would hold the room of others for as long as it likes."""
+    monkeypatch.setattr(server, "_STALLED_S", 0.5)
+    with serving(calls.append) as port:
+        with RegionServer(port, opening(cell_block_codec_class=CODECS[0]) + LENGTH.pack(3900)) as slow:
+            deadline = time.monotonic() + 20
+            with suppress(OSError):
+                while time.monotonic() < deadline:
+                    slow.link.sendall(b"\x00")
+                    time.sleep(0.05)
+            assert time.monotonic() < deadline, "it is still read"
+        with RegionServer(port, b"HB") as silent:
+            assert silent.is_cut
+        with RegionServer(port) as source:
+            assert source.ship([(REGION, 5, [put("a", b"x" * 3600)])]) == ""
+
+
+def test_a_call_knows_when_it_came_although_it_waited_for_room(calls: list[RemoteCall]) -> None:
+    go = threading.Event()
+
+    def carry_out(call: RemoteCall) -> None:
+        calls.append(call)
+        assert go.wait(20)
+
+    request, block = shipped([(REGION, 5, [put("a", b"x" * 3600)])])
+    with serving(carry_out) as port, RegionServer(port) as first, RegionServer(port) as second:
+        for source in (first, second):
+            source.link.sendall(frames.request(1, "ReplicateWALEntry", request, block))
+        time.sleep(0.3)
+        freed = time.monotonic()
+        go.set()
+        assert [first.answer(), second.answer()] == ["", ""]
+    assert all(0 < call.came < freed for call in calls)
+
+
+def test_a_thread_that_cannot_be_had_costs_one_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not the port: nobody would be served any more."""
+    start, left = threading.Thread.start, [1]
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name.startswith("hbase-127") and left:
+            left.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    with RegionServer(port) as source:
+        assert source.is_cut
+    assert "can't start new thread" in caplog.text
+    with RegionServer(port) as source:
+        assert source.ship(EDITS) == ""
 
 
 def test_the_end_waits_for_calls_that_are_carried_out() -> None:

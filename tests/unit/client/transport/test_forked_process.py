@@ -96,7 +96,7 @@ def in_a_loop(call: Callable[[], Awaitable[Any]]) -> Callable[[], None]:
     """Without the check some calls would wait without end."""
 
     async def limited() -> None:
-        await asyncio.wait_for(call(), 5.0)
+        await asyncio.wait_for(call(), 30.0)
 
     return lambda: asyncio.run(limited())
 
