@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import HBASE_VERSIONS
 from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster, ShellError
 from logferry.ops.stack.stack import Stack
@@ -222,7 +221,7 @@ FAULTS = (
 
 
 def _moved_if_it_can(load: Load) -> None:
-    with suppress(ShellError, Unavailable):
+    with suppress(ShellError):
         load.hbase.shell(f"move {load.regions()[0][0]}")
 
 
