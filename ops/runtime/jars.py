@@ -43,7 +43,7 @@ from logferry.ops.runtime.java import cache_dir, find_java
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-HBASE_VERSIONS = {"2.6": "hbase", "2.5": "hbase25", "3.0": "hbase30"}
+HBASE_VERSIONS = {"2.6": "hbase", "2.5": "hbase25"}
 STORES = ("s3", "gs")  # of tables, with jars of their own; HDFS needs none beside pyspark's
 
 _MANIFEST = "manifest.json"
