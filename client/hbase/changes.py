@@ -133,7 +133,7 @@ class ShippedEdits:
         self._history = history or RegionHistory()
         self._encoding = encoding
         self._last: dict[str, int] = {}
-        self._blocks: dict[tuple[str, int], memoryview] = {}  # by region and seqno
+        self._first: dict[tuple[bytes, int], tuple[int, memoryview]] | None = None
         self.bulk_loads: dict[str, int] = {}
         self.newest_ms = 0
 
@@ -160,16 +160,25 @@ class ShippedEdits:
             raise ForeignBytes(f"an edit has the region {region!r} and the sequence id {seqno}")
         if seqno <= self._last.get(region, -1):
             # A region server whose log breaks writes what was not acknowledged into the next one, too.
-            if self._cells.next_block(count) == self._blocks.get((region, seqno)):
+            start = self._cells.at
+            if self._cells.next_block(count) == self._block_before(start, key):
                 return
             raise ForeignBytes(f"edit {seqno} of {region} comes after {self._last[region]}: the peer is not serial")
         self._history.check(region, seqno, key.write_time)
         self._last[region] = seqno
         self.newest_ms = max(self.newest_ms, key.write_time)
         edit = EditKey(table, region, seqno, key.write_time)
-        start = self._cells.at
         yield from chunks_of_edit(edit, self._cells.take(count), self._wanted, self.bulk_loads, self._encoding)
-        self._blocks[region, seqno] = self._cells.block[start : self._cells.at]
+
+    def _block_before(self, start: int, key: Any) -> memoryview | None:
+        """The cells of the first edit of this region and sequence id; None if it is not before ``start``."""
+        if self._first is None:  # seldom: no call pays for it that has no such edit
+            self._first, cells = {}, CellBlock(self._cells.block)
+            for entry in self._request.entry:
+                found = cells.at, cells.next_block(entry.associated_cell_count)
+                self._first.setdefault((entry.key.encoded_region_name, entry.key.log_sequence_number), found)
+        at, block = self._first[key.encoded_region_name, key.log_sequence_number]
+        return block if at < start else None
 
     def _check_cluster(self, key: Any) -> None:
         """HBase marks an edit with each cluster that it went through: that of the sender is among them."""

@@ -283,9 +283,7 @@ def _print_connector(connector: str, figures: dict[str, Any]) -> None:
     if not figures:
         print(f"  connector {connector}: no figures yet")
         return
-    text = (
-        f"{figures['calls']} calls done, {figures['failed_calls']} to ship again, {figures['chunks']} chunks recorded"
-    )
+    text = f"{figures['calls']} calls done, {figures['failed_calls']} refused, {figures['chunks']} chunks recorded"
     if (age_ms := figures["change_age_ms"]) is not None:
         text += f", the last change {age_ms / 1000:.1f} s after HBase wrote it"
     print(f"  connector {connector}: {text}")

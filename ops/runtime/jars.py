@@ -151,9 +151,12 @@ def hbase_jars(version: str = "2.6") -> list[Path]:
     name = HBASE_VERSIONS[version]
     if name == "hbase":
         return jars
-    own = fetch_jars(SETS[name])
-    replaced = {coordinate.split(":")[1] for coordinate in SETS[name].coordinates}
-    return [*own, *(jar for jar in jars if jar.name.rsplit("-2.6.", 1)[0] not in replaced)]
+    of_hbase = {
+        f"{artifact}-{revision}.jar"
+        for organisation, artifact, revision in (one.split(":") for one in SETS["hbase"].coordinates)
+        if organisation == "org.apache.hbase"
+    }
+    return [*fetch_jars(SETS[name]), *(jar for jar in jars if jar.name not in of_hbase)]
 
 
 def s3_proxy_jars() -> list[Path]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 from uuid import UUID
 
@@ -74,3 +76,44 @@ class RegionServer:
             return self.link.recv(1) == b""
         except ConnectionError:
             return True
+
+
+# ---- calls that overlap ---------------------------------------------------------------------------------------------
+
+
+def edits_with_parts(seed: int, count: int = 120) -> list[Edit]:
+    """Of one region. Every fourth edit has 20 to 40 cells of more than 1 kB."""
+    chance = random.Random(seed)
+    sizes = [chance.randint(20, 40) if number % 4 == 0 else chance.randint(1, 3) for number in range(count)]
+    return [
+        (REGION, 3 * number + 2, [put(f"{number}-{n}", b"v" * 1000) for n in range(size)])
+        for number, size in enumerate(sizes)
+    ]
+
+
+def ship_overlapping(ports: Sequence[int], edits: Sequence[Edit], seed: int) -> int:
+    """As HBase ships again what took too long, also to another connector: each piece goes out three times, and the
+    next one as soon as one of them is done. How many calls were still carried out then.
+    """
+    chance, late, at = random.Random(seed), list[Future[str]](), 0
+    with ThreadPoolExecutor(64) as pool:
+        while at < len(edits):
+            piece = edits[at : at + chance.randint(1, 12)]
+            done, others = wait(
+                [pool.submit(_shipped, port, piece) for port in chance.choices(ports, k=3)], 60, FIRST_COMPLETED
+            )
+            assert [call.result() for call in done] == [""] * len(done)
+            late += others
+            at += len(piece)
+        assert {call.result(60) for call in late} <= {""}
+    return len(late)
+
+
+def rows_of(edits: Iterable[Edit]) -> list[tuple[int, str]]:
+    """Each cell of them in order, as sequence id and row."""
+    return [(seqno, cell.row.decode()) for _, seqno, cells in edits for cell in cells]
+
+
+def _shipped(port: int, edits: Sequence[Edit]) -> str:
+    with RegionServer(port) as source:
+        return source.ship(edits)

@@ -11,14 +11,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import HBASE_VERSIONS
 from logferry.ops.stack.hbase_cluster import MASTER, ZOOKEEPER, HBaseCluster, ShellError
 from logferry.ops.stack.stack import Stack
@@ -53,6 +53,7 @@ class Load:
     def __init__(self, hbase: HBaseCluster, stack: Stack, name: str, folder: Path, tables: int, regions: int) -> None:
         self.hbase, self.stack, self.name, self.folder = hbase, stack, name, folder
         self._counts: Counter[str] = Counter()
+        self.away: set[str] = set()  # processes of HBase that a test keeps dead
         self.tables = [f"{name}_{number}" for number in range(tables)]
         self.topic = make_topic(stack.urls()[0], name)
         for table in self.tables:
@@ -223,15 +224,26 @@ FAULTS = (
 
 
 def _moved_if_it_can(load: Load) -> None:
-    with suppress(ShellError, Unavailable):
+    with suppress(ShellError):
         load.hbase.shell(f"move {load.regions()[0][0]}")
 
 
+def _away(*names: str) -> Callable[[Load], None]:
+    """Of HBase's processes."""
+
+    def strike(load: Load) -> None:
+        for name in names:
+            load.away.add(name)
+            load.hbase.kill(name)
+
+    return strike
+
+
 STRIKES: dict[str, Callable[[Load], None]] = {
-    "a region server": lambda load: load.hbase.kill(load.hbase.names[0]),
-    "the other region server": lambda load: load.hbase.kill(load.hbase.names[1]),
-    "the master": lambda load: load.hbase.kill(MASTER),
-    "ZooKeeper": lambda load: load.hbase.kill(ZOOKEEPER),
+    "a region server": _away("region-server-1"),
+    "the other region server": _away("region-server-2"),
+    "the master": _away(MASTER),
+    "ZooKeeper": _away(ZOOKEEPER),
     "a connector": lambda load: load.connectors[0].kill(),
     "the other connector frozen": lambda load: load.connectors[1].freeze(),
     "a worker": lambda load: load.stack.kill("gateway-0"),
@@ -240,10 +252,29 @@ STRIKES: dict[str, Callable[[Load], None]] = {
 }
 
 
+@contextmanager
+def supervised(load: Load) -> Iterator[None]:
+    """What ends by itself is started again, as by a service manager: a region server does when it lost ZooKeeper."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            for name, child in load.hbase.children.items():
+                if name not in load.away:
+                    child.start()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def heal(load: Load) -> None:
     load.connectors[1].thaw()
-    for name in (ZOOKEEPER, MASTER, *load.hbase.names):
-        load.hbase.children[name].start()
+    load.away.clear()
     load.hbase.wait_ready()
     load.stack.wait_ready()
     assert load.connectors[1].child.running, load.connectors[1].child.log_tail()
@@ -287,15 +318,16 @@ def test_all_faults_at_once(load: Load, seed: int) -> None:
     chance = random.Random(seed)
     load.write(RATE)
     load.more(RATE)
-    for _ in range(5):
-        chosen = chance.sample(sorted(STRIKES), 4)
-        print(f"seed {seed}: {', '.join(chosen)}")
-        for name in chosen:
-            STRIKES[name](load)
-            time.sleep(chance.uniform(0, 3))
-        heal(load)
-        _moved_if_it_can(load)
-        load.more(RATE)
+    with supervised(load):
+        for _ in range(5):
+            chosen = chance.sample(sorted(STRIKES), 4)
+            print(f"seed {seed}: {', '.join(chosen)}")
+            for name in chosen:
+                STRIKES[name](load)
+                time.sleep(chance.uniform(0, 3))
+            heal(load)
+            _moved_if_it_can(load)
+            load.more(RATE)
     load.finish(at_least=6 * RATE)
 
 

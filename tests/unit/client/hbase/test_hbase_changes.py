@@ -137,10 +137,22 @@ def test_a_sequence_id_that_does_not_rise_is_refused(second: int) -> None:
 
 def test_an_edit_that_comes_twice_in_a_call_is_written_once() -> None:
     """A region server whose log breaks writes what was not acknowledged into the next one, too."""
-    edits = [(REGION, n, [put(f"row-{n}")]) for n in (5, 6, 7, 6, 7, 8)]
+    edits = [(REGION, n, [put(f"row-{n}")]) for n in (5, 6, 7, 6, 7, 8, 9, 9, 8)]
     found = list(edits_of(edits))
-    assert [one.chunk.seqno for one in found] == [5, 6, 7, 8]
-    assert [line["row"] for line in lines(found)] == ["row-5", "row-6", "row-7", "row-8"]
+    assert [one.chunk.seqno for one in found] == [5, 6, 7, 8, 9]
+    assert [line["row"] for line in lines(found)] == [f"row-{n}" for n in range(5, 10)]
+
+
+def test_an_edit_that_comes_twice_with_other_cells_is_refused() -> None:
+    edits = [(REGION, 5, [put("a")]), (REGION, 6, [put("b")]), (REGION, 5, [put("a")]), (REGION, 5, [put("c")])]
+    with pytest.raises(ForeignBytes, match=f"edit 5 of {REGION} comes after 6"):
+        list(edits_of(edits))
+
+
+def test_an_edit_that_comes_late_after_one_that_came_twice_is_refused() -> None:
+    edits = [(REGION, n, [put("a")]) for n in (5, 6, 5, 4)]
+    with pytest.raises(ForeignBytes, match=f"edit 4 of {REGION} comes after 6"):
+        list(edits_of(edits))
 
 
 def test_sequence_ids_that_begin_again_are_refused() -> None:

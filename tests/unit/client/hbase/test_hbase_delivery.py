@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from logferry.client.hbase import delivery
+from logferry.client.hbase import changes, delivery
 from logferry.client.hbase.changes import RegionChunk
 from logferry.client.hbase.connector import Shipping
 from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered, batches_of
 from logferry.client.hbase.frames import RemoteCall
-from logferry.client.hbase.server import CallRefused
+from logferry.client.hbase.server import CallRefused, PeerServer, ServerLimits
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.connections import Dialer
 from logferry.gateway.contract.chunk import Chunk
 
-from tests.support.fake_gateway import FakeGateway, Served
-from tests.support.hbase_calls import CLUSTER, ORDERS, OTHER_CLUSTER, OTHER_REGION, REGION, put, shipped
+from tests.support.fake_gateway import FakeGateway, Served, Stored
+from tests.support.hbase_calls import (
+    CLUSTER,
+    ORDERS,
+    OTHER_CLUSTER,
+    OTHER_REGION,
+    REGION,
+    edits_with_parts,
+    put,
+    rows_of,
+    ship_overlapping,
+    shipped,
+)
 
 
 @pytest.fixture
@@ -247,3 +260,34 @@ def test_a_gateway_that_refuses_is_an_error_in_the_log(served: Served, caplog: p
     with pytest.raises(CallRefused, match="unknown-topic"):
         Shipping(ORDERS, CLUSTER, writing).carry_out(call())
     assert "hbase-not-recorded kind=unknown-topic" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_connectors_that_overlap_write_each_change_once_and_in_order(
+    served: Served, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """`test_hbase_connectors.py` does the same before a real gateway."""
+    monkeypatch.setattr(changes, "PART_BYTES", 10_000)
+    written: list[tuple[int, str]] = []
+    write = gateway._write
+
+    def noted(stored: Stored, *more: Any) -> dict[str, object]:
+        before = len(stored.chunks)
+        answer = write(stored, *more)
+        written.extend(
+            (one.seqno, json.loads(line)["row"]) for one in stored.chunks[before:] for line in one.data.splitlines()
+        )
+        return answer
+
+    monkeypatch.setattr(gateway, "_write", noted)
+    edits = edits_with_parts(seed)
+    with ExitStack() as open_ones:
+        ports = []
+        for _ in range(2):
+            writing = GatewayDelivery(GatewayCluster([served.url], None), "orders", Dialer(), threading.Event())
+            server = PeerServer("127.0.0.1", 0, Shipping(ORDERS, CLUSTER, writing).carry_out, ServerLimits())
+            open_ones.callback(server.close)
+            server.start()
+            ports.append(server.port)
+        assert ship_overlapping(ports, edits, seed) > 10, "the calls did not overlap"
+    assert written == rows_of(edits)
