@@ -290,9 +290,13 @@ class DeliveryLane(LaneLifecycle[TransactionalProducer]):
         return topic, partition_of(letter.key.decode(), self.view.facts(topic).partitions)
 
     def failed(self, error: BaseException) -> None:
+        """A topic of dead letters that takes nothing is left out for a while: only its subscriptions wait for it."""
         if isinstance(error, NotCommitted):
             own = self.config.state_topic, self.number
-            self.view.health.refuse({tp: why for tp, why in error.unavailable.items() if tp != own})
+            found = dict(error.unavailable)
+            if error.refused is not None:
+                found.setdefault(error.refused, str(error))
+            self.view.health.refuse({tp: why for tp, why in found.items() if tp != own})
 
 
 def _part(tp: TopicPartition, topic_id: bytes, records: list[Record], limit: int, now_ms: int) -> PartitionBatches:

@@ -153,10 +153,17 @@ def is_signed(got: Received, secret: bytes) -> bool:
 
 
 class Deliver:
-    """Workers of deliver on a cluster; beside a gateway with the same prefix."""
+    """Workers of deliver on a cluster; beside a gateway with the same prefix. ``connection``: of a user to Kafka."""
 
     def __init__(
-        self, kafka: KafkaCluster, folder: Path, prefix: str, workers: int = 1, lanes: int = 4, **settings: Setting
+        self,
+        kafka: KafkaCluster,
+        folder: Path,
+        prefix: str,
+        workers: int = 1,
+        lanes: int = 4,
+        connection: Mapping[str, Setting] | None = None,
+        **settings: Setting,
     ) -> None:
         self._port = free_ports(workers)[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +178,7 @@ class Deliver:
             "accept_weak_kafka": ["replication", "min-isr"],
             "allowed_networks": ["127.0.0.0/8"],
         }
-        tables: dict[str, Setting] = {"kafka": {"bootstrap_servers": kafka.bootstrap}}
+        tables: dict[str, Setting] = {"kafka": connection or {"bootstrap_servers": kafka.bootstrap}}
         tables |= {key: value for key, value in settings.items() if isinstance(value, dict)}
         self.file.write_text(configuration({**asked, **settings, **tables}), encoding="utf-8")
         self.workers: list[ServiceWorker] = []

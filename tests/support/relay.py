@@ -35,7 +35,6 @@ class Relay:
         self.url = f"http://127.0.0.1:{self.port}"
         self.bytes_per_s: int | None = None
         self._is_away = False
-        self._answers_left: int | None = None
         self._flows = threading.Event()
         self._flows.set()
         self._open: set[socket.socket] = set()
@@ -70,23 +69,6 @@ class Relay:
         """As a cut cable that nobody tells of: connections stay open and carry nothing, until `come_back`."""
         self._flows.clear()
 
-    def lose_answer(self, number: int | None) -> None:
-        """The answer with this number from now on is not carried, and all connections end with it; None: no more."""
-        with self._lock:
-            self._answers_left = number
-
-    @property
-    def loses_answer(self) -> bool:
-        """Whether that answer is still to come."""
-        return self._answers_left is not None
-
-    def _is_lost(self) -> bool:
-        with self._lock:
-            if self._answers_left is None:
-                return False
-            self._answers_left = self._answers_left - 1 if self._answers_left else None
-            return self._answers_left is None
-
     def come_back(self) -> None:
         self._is_away = False
         self._flows.set()
@@ -109,9 +91,6 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := one.recv(65536):
                 self._flows.wait()
-                if is_answer and self._is_lost():
-                    self.cut(wait=False)
-                    break
                 if is_answer and self.bytes_per_s is not None:
                     time.sleep(len(data) / self.bytes_per_s)
                 other.sendall(data)

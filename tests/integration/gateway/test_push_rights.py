@@ -71,7 +71,7 @@ async def test_with_the_documented_rights_everything_is_delivered(secured: Secur
             definition = {"topics": ["dc1.orders"], "url": got.url, "start": "earliest", "max_bytes": 1024}
             letters = {"on_rejection": "split", "dead_letter_topic": "letters"}
             settings: dict[str, Any] = {
-                "kafka": secured.plain_settings("deliver", "PLAIN"),
+                "connection": secured.plain_settings("deliver", "PLAIN"),
                 "subscriptions.billing": {**definition, **letters},
             }
             written = await write(secured, range(1, 5))

@@ -145,8 +145,9 @@ def _failed(status: dict[str, Any]) -> set[str]:
 
 def _is_left(status: dict[str, Any], cluster: DiskCluster) -> bool:
     """By the topics that have a broker to go to: those of Kafka and of logferry have a replica on each."""
-    [other] = [one for one in status["dirs"] if (one["broker"], one["dir"]) == (2, str(cluster.disks[2][0]))]
-    return not status["moves"] and not status["under_way"] and other["replicas"] == 0
+    place = (2, str(cluster.disks[2][0]))
+    replicas = [one["replicas"] for one in status["dirs"] if (one["broker"], one["dir"]) == place]
+    return not status["moves"] and not status["under_way"] and replicas == [0]
 
 
 async def _leader(kafka: KafkaClient, tp: TopicPartition) -> int:

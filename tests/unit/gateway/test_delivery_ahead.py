@@ -17,8 +17,10 @@ from logferry.gateway.delivery.pages import BatchRoom, PlannedRows, TopicPages, 
 from logferry.gateway.delivery.progress import replayed
 from logferry.gateway.delivery.unit import DeliveryUnit, UnitServices
 from logferry.gateway.kafka.record_batch import FetchedRecords
+from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.reading.formats import Row
 from logferry.gateway.subscriptions import PushSubscription, StoredSubscription
+from logferry.gateway.topics.health import PartitionHealth
 
 TP: TopicPartition = ("dc1.app", 0)
 
@@ -337,3 +339,16 @@ async def test_the_state_of_a_subscription_that_is_made_again_is_not_forgotten(l
     lane.units[key] = SimpleNamespace(wanted=STATE, change=lambda *_: None)
     lane.adopt()
     assert not lane._forgotten
+
+
+def test_a_topic_of_dead_letters_that_is_rejected_is_left_out_for_a_while(lane: Any) -> None:
+    """Else the lane would fail with it again and again, and so would what it has of all other subscriptions."""
+    letters, state = ("dc1.letters", 0), ("state", 0)
+    lane.config = SimpleNamespace(state_topic=state[0])
+    lane.view = SimpleNamespace(health=PartitionHealth())
+    lane.failed(NotCommitted("not authorized", refused=letters))
+    lane.failed(NotCommitted("no answer", unavailable={("dc1.letters", 1): "it is away"}))
+    lane.failed(NotCommitted("not authorized", refused=state))
+    lane.failed(ValueError())
+    found = lane.view.health.refused()
+    assert {tp: known.why for tp, known in found.items()} == {letters: "not authorized", (letters[0], 1): "it is away"}
