@@ -44,7 +44,7 @@ async def create(admin: AIOKafkaAdminClient, topic: str, **configs: str) -> None
                 break
             await asyncio.sleep(0.05)
         # A broker may show it a moment after the controller has made it.
-        while (await admin.describe_topics([topic]))[0]["error_code"]:
+        while (await admin.describe_topics([topic]))[0]["error_code"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
