@@ -169,7 +169,7 @@ def _deliver(path: Path) -> Role:
 
 def _keeper(path: Path) -> Role:
     """Without `act` it describes only; with it, also the log, the group, and what its acts need."""
-    from logferry.gateway.topics.subscription_store import subscriptions_topic
+    from logferry.gateway.topics.compacted_store import subscriptions_topic
     from logferry.ops.keeper.config import load
 
     config = load(path)
