@@ -73,7 +73,7 @@ class ReportedSegment(Strict):
     rows: _Number
     since: _Text
     why: _Text
-    waits_for: Annotated[list[HoldingSource], Field(default=[], max_length=100)]
+    waits_for: Annotated[list[HoldingSource], Field(max_length=100)]
 
 
 class ReportedSegments(Strict):
