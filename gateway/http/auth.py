@@ -85,7 +85,7 @@ class Caller:
     admin: Patterns
     sources: re.Pattern[str] | None = None
     consumers: re.Pattern[str] | None = None
-    report: Patterns = field(default_factory=lambda: _NONE)
+    report: Patterns = field(default_factory=lambda: Patterns([], frozenset()))
     sha256: bytes = field(default=b"", repr=False)
 
     def may_write_as(self, topic: str, source_id: str) -> bool:

@@ -2,8 +2,7 @@
 
 A thread of its own computes and sends: a load only notes that something is new, and never waits. A gateway that is away
 costs a report, not a batch; it is logged once until a report is accepted again. While a run follows, each table is also
-reported every `EVERY_S`: a report that is much older is one of a loader that is gone. The last one of a run says that it
-has ended.
+reported every `EVERY_S`: a report that is much older is one of a loader that is gone. The last one of a run says so.
 """
 
 from __future__ import annotations
