@@ -14,7 +14,7 @@ from logferry.gateway.tables.reports import StoredReport, TableReport, summary_o
 from logferry.gateway.tables.routes import TablesApi, may_see
 from pydantic import ValidationError
 
-SEGMENT = {"version": 1, "rows": 5, "since": "2026-11-20T12:00:00Z"}
+SEGMENT = {"version": 1, "rows": 5, "since": "2026-11-20T12:00:00Z", "waits_for": []}
 HOLDS = {"source_id": "web1:a", "topic": "dc1.nginx", "at": "2026-11-20T10:30:00Z", "seen": None, "owes": False}
 REPORT: dict[str, Any] = {
     "location": "/warehouse/nginx",
@@ -32,9 +32,9 @@ REPORT: dict[str, Any] = {
         "complete": "2026-11-20T09",
         "failure": None,
         "newest": [
-            {"segment": "2026-11-20T09", "state": "READY", "why": "", **SEGMENT},
-            {"segment": "2026-11-20T10", "state": "ACTIVE", "why": "waits", "waits_for": [HOLDS], **SEGMENT},
-            {"segment": "2026-11-20T11", "state": "ACTIVE", "why": "not over", **SEGMENT},
+            {**SEGMENT, "segment": "2026-11-20T09", "state": "READY", "why": ""},
+            {**SEGMENT, "segment": "2026-11-20T10", "state": "ACTIVE", "why": "waits", "waits_for": [HOLDS]},
+            {**SEGMENT, "segment": "2026-11-20T11", "state": "ACTIVE", "why": "not over"},
         ],
     },
 }
