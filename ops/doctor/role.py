@@ -205,7 +205,7 @@ def _load(path: Path) -> Role:
     patterns = sorted({pattern for table in config.tables for pattern in table.topics})
     clusters = [Cluster("kafka", config.kafka, tuple(TopicRights(pattern, True, _COPY) for pattern in patterns))]
     clusters += [Cluster(f"other_kafka {dc}", kafka, ()) for dc, kafka in config.other_kafka.items()]
-    called = [*config.gateways.values(), *([config.report] if config.report else [])]
+    called: list[Any] = [*config.gateways.values(), *([config.report] if config.report else [])]
     gateways = [Endpoint(url, str(one.ca_file) if one.ca_file else None) for one in called for url in one.urls]
     folders = [("tables", Path(str(table.path)).parent) for table in config.tables if "://" not in str(table.path)]
     if config.spark.scratch is not None:
