@@ -174,7 +174,7 @@ class SourceView(NamedTuple):
         return mark is not None and mark < end <= mark + FAR_BEHIND
 
 
-class HoldingSource(NamedTuple):
+class LaggingSource(NamedTuple):
     """A source that holds back segments: all that end after ``mark`` (None: all), for a week if it is ``far``."""
 
     mark: datetime | None
@@ -197,7 +197,7 @@ class LowWatermark(NamedTuple):
     silent: int = 0
     together: int = 0
     limit_s: float | None = None
-    behind: tuple[HoldingSource, ...] = ()
+    behind: tuple[LaggingSource, ...] = ()
 
     def is_past(self, end: datetime) -> bool:
         return self.at is not None and self.at >= end and not any(source.holds_up(end) for source in self.far_behind)
@@ -240,7 +240,7 @@ def low_watermark(
     together = most | many | at_once
     found = LowWatermark(now, None, sources=len(views), together=len(together))
     far_behind: list[SourceView] = []
-    behind: list[HoldingSource] = []
+    behind: list[LaggingSource] = []
     silent = 0
     for source in views:
         key = source.topic, source.source_id
@@ -254,12 +254,12 @@ def low_watermark(
         mark = source.mark
         if source.is_far_behind:
             far_behind.append(source)
-            behind.append(HoldingSource(mark, source, far=True))
+            behind.append(LaggingSource(mark, source, far=True))
             continue
         if key in at_once and not source.owes:
             mark = newest(mark, now - hold)
         if not (mark is None and source.is_lost) and (mark is None or mark < now):
-            behind.append(HoldingSource(mark, source))
+            behind.append(LaggingSource(mark, source))
         limit_s = None if key in most or source.owes or key not in together else hold_s
         if mark is None and not source.is_lost:
             found = found._replace(at=None, waits_for=source, limit_s=limit_s)
