@@ -103,14 +103,15 @@ class TokenSettings(Strict):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,64}$")]
     """The name of the caller in logs, metrics and answers."""
     sha256: Annotated[list[Sha256], OneOrMore, Field(min_length=1, repr=False)]
-    """The SHA-256 of the token in hexadecimal digits, as `logferry token` prints it. While a token is rotated, a list
-    of two: the old one and the new one."""
+    """The SHA-256 of the token in hexadecimal digits, as `logferry token` prints it; in a rotation a list of two."""
     write: list[Pattern] = []
     """Patterns of topics that the caller may write."""
     read: list[Pattern] = []
     """Patterns of topics that the caller may read."""
     admin: list[Pattern] = []
     """Patterns of topics that the caller may create, grow and forget sources of."""
+    report: list[Pattern] = []
+    """Patterns of topics of which the caller, a loader, may report the state of tables."""
     sources: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """A pattern of the source ids that the caller may write as; default: all."""
     consumers: list[Pattern] | None = None
@@ -122,12 +123,11 @@ class TokenSettings(Strict):
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
-        if not (self.write or self.read or self.admin):
-            raise ValueError(f"{self.name} has no right; give it write, read or admin")
-        if self.sources is not None and not self.write:
-            raise ValueError(f"{self.name}: sources restricts write, but write is empty")
-        if self.consumers is not None and not self.read:
-            raise ValueError(f"{self.name}: consumers restricts read, but read is empty")
+        if not (self.write or self.read or self.admin or self.report):
+            raise ValueError(f"{self.name} has no right; give it write, read, admin or report")
+        for given, right in ("sources", "write"), ("consumers", "read"):
+            if getattr(self, given) is not None and not getattr(self, right):
+                raise ValueError(f"{self.name}: {given} restricts {right}, but {right} is empty")
         return self
 
 

@@ -89,6 +89,17 @@ class GatewayAccess(Strict):
     """CA certificates for https URLs, as PEM (default: the system's)."""
 
 
+class ReportSettings(Strict):
+    """Reports of the tables' state to a gateway, for its console (default: none)."""
+
+    urls: Annotated[list[Annotated[str, AfterValidator(_url)]], Field(min_length=1)]
+    """URLs of any of its workers; the next one is tried when one does not answer."""
+    token_file: Path | None = None
+    """File with a token that has the right `report` to the tables' topics."""
+    ca_file: Path | None = None
+    """CA certificates for https URLs, as PEM (default: the system's)."""
+
+
 class SegmentSettings(Strict):
     """The segments of a table: when each is complete, and who is notified. See `planning.segment_states`."""
 
@@ -231,6 +242,8 @@ class Config(Strict):
     """The Spark session."""
     gateways: dict[Dc, GatewayAccess] = Field(default={})
     """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
+    report: ReportSettings | None = None
+    """Reports of the tables' state to a gateway."""
     s3: S3Settings = S3Settings()
     """Access to S3, for tables at `s3://`."""
     gs: GsSettings = GsSettings()

@@ -21,6 +21,10 @@ from logferry.gateway.api.subscription_schemas import SubscriptionsList as Subsc
 from logferry.gateway.api.subscription_schemas import SubscriptionSummary as SubscriptionSummary
 from logferry.gateway.subscriptions import PushSubscription as PushSubscription
 from logferry.gateway.subscriptions import Replay as Replay
+from logferry.gateway.tables.reports import TableDescription as TableDescription
+from logferry.gateway.tables.reports import TableReport as TableReport
+from logferry.gateway.tables.reports import TablesList as TablesList
+from logferry.gateway.tables.reports import TableSummary as TableSummary
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _Small = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -24,7 +24,7 @@ from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.reading.assignment import unknown_topic
 from logferry.gateway.subscriptions import NAME, PushSubscription, Replay, StoredSubscription
-from logferry.gateway.topics.subscription_store import SubscriptionStore
+from logferry.gateway.topics.compacted_store import CompactedStore
 
 _SIGNS: Final = "*?["
 # Each costs the workers some tasks and connections, for every partition that it delivers.
@@ -36,7 +36,7 @@ class SubscriptionsApi:
     config: Config
     kafka: KafkaClient
     admission: Admission
-    store: SubscriptionStore
+    store: CompactedStore[StoredSubscription]
 
     def add_to(self, routes: Routes) -> None:
         one = "/v1/subscriptions/{subscription}"

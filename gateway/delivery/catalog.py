@@ -21,9 +21,9 @@ from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.reading.assignment import matcher
 from logferry.gateway.subscriptions import AllowedAddresses, NumberedReplay, PushSubscription, StoredSubscription
+from logferry.gateway.topics.compacted_store import CompactedStore
 from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.gateway.topics.health import PartitionHealth, weakness
-from logferry.gateway.topics.subscription_store import SubscriptionStore
 
 _TOPICS_S: Final = 2.0
 _RETRY_S: Final = 1.0
@@ -35,7 +35,7 @@ class SubscriptionView:
 
     kafka: KafkaClient
     config: DeliverConfig
-    store: SubscriptionStore
+    store: CompactedStore[StoredSubscription]
     translation: OffsetTranslation
     pages: TopicPages
     changed: Callable[[], None]
@@ -49,19 +49,19 @@ class SubscriptionView:
 
     @property
     def subscriptions(self) -> dict[str, StoredSubscription]:
-        return self.store.subscriptions
+        return self.store.entries
 
     # ---- what changes -----------------------------------------------------------------------------------------------
 
     async def follow_subscriptions(self) -> None:
         """Until it is cancelled."""
         while True:
-            before = self.store.subscriptions
+            before = self.store.entries
             try:
                 await self.store.wait()
             except (errors.KafkaError, OSError, TimeoutError):
                 await asyncio.sleep(_RETRY_S)
-            if self.store.subscriptions is not before and self.is_known:
+            if self.store.entries is not before and self.is_known:
                 self._match()
 
     async def follow_topics(self) -> None:

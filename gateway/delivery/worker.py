@@ -23,8 +23,8 @@ from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import Parts, serve_worker
 from logferry.gateway.service.worker import compare_clocks, watch_clocks
 from logferry.gateway.subscriptions import StoredSubscription
+from logferry.gateway.topics.compacted_store import CompactedStore
 from logferry.gateway.topics.copies import OffsetTranslation
-from logferry.gateway.topics.subscription_store import SubscriptionStore
 
 
 async def serve(config: DeliverConfig, worker: int, reload: Callable[[], DeliverConfig]) -> None:
@@ -37,7 +37,7 @@ async def _parts(
 ) -> Parts[DeliveryLane]:
     await preflight.check(kafka, config, ())
     await compare_clocks(kafka)
-    store = SubscriptionStore(kafka, config.subscriptions_topic, config.accept_weak_kafka)
+    store = CompactedStore(kafka, config.subscriptions_topic, config.accept_weak_kafka, StoredSubscription.decode)
     await store.create()
     await store.refresh()
     await publish(store, config, kafka.clock.now_ms())
@@ -64,7 +64,7 @@ async def _parts(
     return Parts(ownership, routes, Limits())
 
 
-async def publish(store: SubscriptionStore, config: DeliverConfig, now_ms: int) -> None:
+async def publish(store: CompactedStore[StoredSubscription], config: DeliverConfig, now_ms: int) -> None:
     """Writes the subscriptions of the configuration that differ from what is stored.
 
     One that the file does not have any more rests, and keeps its positions: another host's file may have it still. It
@@ -72,7 +72,7 @@ async def publish(store: SubscriptionStore, config: DeliverConfig, now_ms: int) 
     name in the file is an error, by name.
     """
     for name, definition in config.subscriptions.items():
-        stored = store.subscriptions.get(name)
+        stored = store.entries.get(name)
         if stored is None:
             fresh = StoredSubscription(
                 id=uuid.uuid4().hex, created_ms=now_ms, definition=definition, is_configured=True
@@ -84,7 +84,7 @@ async def publish(store: SubscriptionStore, config: DeliverConfig, now_ms: int) 
         elif stored.definition != definition or stored.left_configuration:
             found = {"definition": definition, "left_configuration": False}
             await store.put(name, stored.model_copy(update=found))
-    for name, stored in list(store.subscriptions.items()):
+    for name, stored in list(store.entries.items()):
         if stored.is_configured and not stored.left_configuration and name not in config.subscriptions:
             log.event("subscription_left_configuration", subscription=name)
             await store.put(name, stored.model_copy(update={"left_configuration": True}))

@@ -85,6 +85,7 @@ class Caller:
     admin: Patterns
     sources: re.Pattern[str] | None = None
     consumers: re.Pattern[str] | None = None
+    report: Patterns = field(default_factory=lambda: Patterns([], frozenset()))
     sha256: bytes = field(default=b"", repr=False)
 
     def may_write_as(self, topic: str, source_id: str) -> bool:
@@ -108,7 +109,7 @@ class Caller:
 
 _EVERY: Final = Patterns(["*"], frozenset())
 _NONE: Final = Patterns([], frozenset())
-ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY)
+ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY, report=_EVERY)
 NOBODY: Final = Caller(None, _NONE, _NONE, _NONE)
 
 
@@ -205,9 +206,10 @@ class Gate:
 def _callers(token: TokenSettings, dcs: frozenset[str]) -> list[Caller]:
     """One for each hash: the same caller to everybody else, told apart when a hash is removed."""
     sources = None if token.sources is None else re.compile(fnmatch.translate(token.sources))
-    write, read, admin = (Patterns(texts, dcs) for texts in (token.write, token.read, token.admin))
+    patterns = (Patterns(texts, dcs) for texts in (token.write, token.read, token.admin, token.report))
+    write, read, admin, report = patterns
     consumers = None
     if token.consumers is not None:
         consumers = re.compile("|".join(map(fnmatch.translate, token.consumers)) or r"(?!)")
     hashes = map(bytes.fromhex, token.sha256)
-    return [Caller(token.name, write, read, admin, sources, consumers, sha256) for sha256 in hashes]
+    return [Caller(token.name, write, read, admin, sources, consumers, report, sha256) for sha256 in hashes]

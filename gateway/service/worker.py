@@ -47,11 +47,14 @@ from logferry.gateway.receivers.splunk import SplunkApi
 from logferry.gateway.receivers.syslog import SyslogServer
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
+from logferry.gateway.subscriptions import StoredSubscription
+from logferry.gateway.tables.reports import CONFIGS, StoredReport, reports_topic
+from logferry.gateway.tables.routes import TablesApi
 from logferry.gateway.tls import load_certificate, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.topics.compacted_store import CompactedStore, subscriptions_topic
 from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
 from logferry.gateway.topics.open_transactions import OpenTransactions
-from logferry.gateway.topics.subscription_store import SubscriptionStore, subscriptions_topic
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -106,7 +109,9 @@ async def _parts(
     open_transactions = OpenTransactions(kafka, looks_at)
     appender = Appender(config, topics, ownership, forwarding, admission, quotas)
     topic = subscriptions_topic(config.prefix, config.dc)
-    subscriptions = SubscriptionStore(kafka, topic, config.accept_weak_kafka)
+    subscriptions = CompactedStore(kafka, topic, config.accept_weak_kafka, StoredSubscription.decode)
+    tables_topic = reports_topic(config.prefix, config.dc)
+    reports = CompactedStore(kafka, tables_topic, config.accept_weak_kafka, StoredReport.decode, CONFIGS)
     routes = all_routes(
         gate,
         (
@@ -116,6 +121,7 @@ async def _parts(
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
             StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions).add_to,
             SubscriptionsApi(config, kafka, admission, subscriptions).add_to,
+            TablesApi(kafka, admission, reports).add_to,
             HealthApi(ownership, REGISTRY).add_to,
             ConsoleApi().add_to,
         ),

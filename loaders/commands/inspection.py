@@ -16,7 +16,6 @@ import argparse
 import getpass
 import json
 import time
-from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,13 +24,14 @@ from logferry.loaders.commands.options import table_paths
 from logferry.loaders.config import load_config
 from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, KafkaUnavailable, LoaderConfigError
 from logferry.loaders.location import Location
-from logferry.loaders.planning.ledger_entry import LedgerEntry, TablePaths
-from logferry.loaders.planning.segment_states import ACTIVE, DROPPED, READY, Segment, SegmentRules
+from logferry.loaders.planning.ledger_entry import TablePaths
+from logferry.loaders.planning.segment_states import DROPPED, READY, Segment, SegmentRules
 from logferry.loaders.planning.source_facts import moment_of, utc_text
-from logferry.loaders.storage.files import dataset, open_table
+from logferry.loaders.runs.table_facts import table_facts, why_not_ready
+from logferry.loaders.storage.files import open_table
 from logferry.loaders.storage.ledger import last_batch
 from logferry.loaders.storage.side_tables import exclude, last_check, read_excluded, read_segments, segment_length
-from logferry.loaders.storage.tables import active_filter, read_state, snapshot_of
+from logferry.loaders.storage.tables import snapshot_of
 from logferry.loaders.terminal import escape
 from rich.console import Console
 from rich.table import Table
@@ -71,47 +71,6 @@ def _add_lag(facts: list[dict[str, Any]], paths: list[Location], options: argpar
         return
     for (found, _), lag in zip(loaded, lags, strict=True):
         found["lag"] = [one._asdict() for one in lag]
-
-
-def table_facts(path: Location) -> dict[str, Any]:
-    """As JSON. Raises LoaderConfigError where there is no table, Terminal, StorageUnavailable."""
-    paths = TablePaths.of(path)
-    state = read_state(paths)
-    if state.newest is None:
-        raise LoaderConfigError(f"{paths.main}: no batch was ever loaded: check the path, or run logferry load first")
-    return {
-        "table": str(paths.main),
-        "last": _facts(state.committed),
-        "planned": _facts(state.planned),
-        "quarantine": _quarantined(paths, state.last),
-        "positions": [
-            {"topic": r.topic, "partition": r.partition, "offset": r.end, "topic_id": r.topic_id}
-            for r in (state.committed.ranges if state.committed else ())
-        ],
-    }
-
-
-def _facts(entry: LedgerEntry | None) -> dict[str, Any] | None:
-    if entry is None:
-        return None
-    return {
-        **{name: getattr(entry, name) for name in ("batch", "kind", "dc", "parser")},
-        "planned": entry.planned.isoformat(),
-        "reads": sum(r.size for r in entry.reads),
-        "cutoff": entry.cutoff.isoformat() if entry.cutoff else None,
-    }
-
-
-def _quarantined(paths: TablePaths, last: int) -> dict[str, int]:
-    """Reason → number of active lines and records in the quarantine."""
-    table = open_table(paths.quarantine)
-    if table is None:
-        return {}
-    stored = dataset(paths.quarantine, table)
-    found: Counter[str] = Counter()
-    for batch in stored.scanner(columns=["reason"], filter=active_filter(last)).to_batches():
-        found.update({one["values"]: one["counts"] for one in batch.column(0).value_counts().to_pylist()})
-    return dict(sorted(found.items()))
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
@@ -170,7 +129,7 @@ def _list(paths: TablePaths, options: argparse.Namespace) -> None:
         rows: list[dict[str, Any]] = []
         for segment in segments:
             row = {name: utc_text(v) if isinstance(v, datetime) else v for name, v in segment._asdict().items()}
-            rows.append({**row, "segment": segment.name, "reason": _why(segment, rules, look)})
+            rows.append({**row, "segment": segment.name, "reason": why_not_ready(segment, rules, look)})
         facts = {"table": str(paths.main), "look": look or None, "segments": rows}
         print(json.dumps({**facts, "excluded": read_excluded(paths.excluded)}))
         return
@@ -187,7 +146,7 @@ def _list(paths: TablePaths, options: argparse.Namespace) -> None:
             f"{segment.bytes / 1e6:.1f}",
             f"{segment.late_rows:,}",
             utc_text(segment.last) if segment.last else "",
-            escape(_why(segment, rules, look)),
+            escape(why_not_ready(segment, rules, look)),
         )
     console.print(shown)
     if excluded := read_excluded(paths.excluded):
@@ -220,7 +179,7 @@ def _wait(paths: TablePaths, name: str, version: int, deadline: float | None) ->
             elif segment.state == READY:
                 why = f"it is READY in version {segment.version} only"
             else:
-                why = f"it is {segment.state} in version {segment.version}: {_why(segment, rules, look)}"
+                why = f"it is {segment.state} in version {segment.version}: {why_not_ready(segment, rules, look)}"
             print(f"{name} is not READY: {visible(why)}")
             return EXIT_REFUSED
         time.sleep(_LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - time.monotonic())))
@@ -245,21 +204,3 @@ def _start_of(text: str, rules: SegmentRules) -> datetime:
     if rules.start_of(start) != start:
         raise LoaderConfigError(f"{text} is not the start of a segment: segments are {rules.window_s} s long, in UTC")
     return start
-
-
-def _why(segment: Segment, rules: SegmentRules, look: dict[str, Any]) -> str:
-    """What is between the segment and READY, as of the last check."""
-    if segment.state == READY:
-        if not segment.silent_sources:
-            return ""
-        return f"{segment.silent_sources:,} of {segment.sources:,} sources were silent"
-    if segment.state == DROPPED:
-        return segment.reason
-    if not look:
-        return "not checked yet"
-    low, end = look.get("low"), utc_text(rules.end_of(segment.start))
-    if look.get("waits") and (low is None or low < end):
-        return str(look["waits"])
-    if low is not None and low < end:
-        return f"not over: the low watermark is {low}"
-    return segment.reason if segment.state == ACTIVE and segment.reason else "waits for the next check"

@@ -22,6 +22,7 @@ from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from logferry.gateway.contract.names import visible
 from logferry.loaders.batches.execute import BatchDone, Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands.options import add_job_options, count, job_config, location, no_such_table
@@ -30,6 +31,7 @@ from logferry.loaders.errors import EXIT_DONE, EXIT_SIGNAL, EXIT_USAGE, LoaderCo
 from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange
+from logferry.loaders.runs.gateway_report import TableReports
 from logferry.loaders.runs.metrics import observed
 from logferry.loaders.runs.table_runner import Reporter, TableRunner, number
 from logferry.loaders.spark.kafka_access import kafka_topics
@@ -64,12 +66,32 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     ):
         reporter.metrics = metrics
         if options.follow:
-            return run_until_signal(tables, tables.follow, until_signal=True)
+            return run_until_signal(tables, _reported(tables, tables.follow, follows=True), until_signal=True)
         limits_of_run = Limits(options.stop_records, options.stop_bytes, options.stop_s)
-        status = run_until_signal(tables, lambda: tables.once(limits_of_run))
+        status = run_until_signal(tables, _reported(tables, lambda: tables.once(limits_of_run), follows=False))
         if metrics is not None:
             metrics.exit_status = status
         return status
+
+
+def _reported(tables: TableRunner, work: Callable[[], None], *, follows: bool) -> Callable[[], None]:
+    """The work, with reports to the gateway if the configuration has ``report``."""
+    to, reporter = tables.settings.report, tables.reporter
+    if to is None:
+        return work
+
+    def run() -> None:
+        reports = reporter.reports = TableReports(tables.settings, to, follows=follows, say=_warn)
+        try:
+            work()
+        finally:
+            reports.close()
+
+    return run
+
+
+def _warn(text: str) -> None:
+    print("logferry:", visible(text), file=sys.stderr)
 
 
 def _metrics_places(options: argparse.Namespace, settings: Config) -> tuple[str | None, Path | None, str | None]:

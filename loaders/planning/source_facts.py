@@ -22,6 +22,7 @@ all others, only where the table usually has rows (``is_steady``), and not perma
 
 from __future__ import annotations
 
+import heapq
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping
@@ -125,6 +126,7 @@ def possible_copies(
 FAR_BEHIND: Final = timedelta(days=7)
 # Fewer than these may be switched off together.
 FEWEST: Final = 4
+LISTED: Final = 50
 SILENT_SHARE: Final = 0.25
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d)?)?)?Z?")
 
@@ -172,11 +174,20 @@ class SourceView(NamedTuple):
         return mark is not None and mark < end <= mark + FAR_BEHIND
 
 
+class LaggingSource(NamedTuple):
+    """A source that holds back segments: all that end after ``mark`` (None: all), for a week if it is ``far``."""
+
+    mark: datetime | None
+    source: SourceView
+    far: bool = False
+
+
 class LowWatermark(NamedTuple):
     """``at`` None: unknown, because nothing is known of one source. ``waits_for``: the source that holds it back; None:
     no source that counts is behind ``at``, which is the time of the check. ``far_behind``: sources that hold up old
     segments only. ``sources``: all of the check, ``silent`` of which are neither live nor finished. ``together``: as
     many as fell silent together, and count. ``limit_s``: for how long the one that is waited for does; None: any time.
+    ``behind``: the sources that are furthest behind, `LISTED` at most.
     """
 
     at: datetime | None
@@ -186,6 +197,7 @@ class LowWatermark(NamedTuple):
     silent: int = 0
     together: int = 0
     limit_s: float | None = None
+    behind: tuple[LaggingSource, ...] = ()
 
     def is_past(self, end: datetime) -> bool:
         return self.at is not None and self.at >= end and not any(source.holds_up(end) for source in self.far_behind)
@@ -228,6 +240,7 @@ def low_watermark(
     together = most | many | at_once
     found = LowWatermark(now, None, sources=len(views), together=len(together))
     far_behind: list[SourceView] = []
+    behind: list[LaggingSource] = []
     silent = 0
     for source in views:
         key = source.topic, source.source_id
@@ -241,15 +254,19 @@ def low_watermark(
         mark = source.mark
         if source.is_far_behind:
             far_behind.append(source)
+            behind.append(LaggingSource(mark, source, far=True))
             continue
         if key in at_once and not source.owes:
             mark = newest(mark, now - hold)
+        if not (mark is None and source.is_lost) and (mark is None or mark < now):
+            behind.append(LaggingSource(mark, source))
         limit_s = None if key in most or source.owes or key not in together else hold_s
         if mark is None and not source.is_lost:
             found = found._replace(at=None, waits_for=source, limit_s=limit_s)
         elif mark is not None and found.at is not None and mark < found.at:
             found = found._replace(at=mark, waits_for=source, limit_s=limit_s)
-    return found._replace(far_behind=tuple(far_behind), silent=silent)
+    furthest = heapq.nsmallest(LISTED, behind, key=lambda one: (one.mark is not None, one.mark or now, *one.source[:2]))
+    return found._replace(far_behind=tuple(far_behind), silent=silent, behind=tuple(furthest))
 
 
 _Seen = list[tuple[datetime, tuple[str, str]]]

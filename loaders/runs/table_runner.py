@@ -26,6 +26,7 @@ from logferry.loaders.errors import EXIT_DONE, EXIT_REFUSED, LoaderConfigError, 
 from logferry.loaders.location import Location
 from logferry.loaders.planning.ledger_entry import TablePaths
 from logferry.loaders.planning.plan import BatchSizer, Limits, Range, StoppedTopic
+from logferry.loaders.runs.gateway_report import TableReports
 from logferry.loaders.runs.metrics import LoadMetrics
 from logferry.loaders.runs.table_run import Backlog, CatalogNotice, LoadEvent, RunEnded, SegmentNotice, load_table
 from logferry.loaders.spark.stores import renew_keys
@@ -105,6 +106,7 @@ class Reporter:
         self.console = console
         self.as_json = as_json
         self.metrics: LoadMetrics | None = None
+        self.reports: TableReports | None = None
         self.tables: list[LoadReport] = []
         self.progress = Progress(console=console, transient=True, disable=as_json or not console.is_terminal)
 
@@ -155,6 +157,8 @@ class Reporter:
                         self.progress.reset(report.bar, total=event.records or None, description=_progress(report, 0.0))
                     else:
                         report.add(event)
+                        if self.reports is not None:
+                            self.reports.batch_done(report.path, event)
                         said = _progress(report, event.bytes / max(event.seconds, 0.001))
                         self.progress.update(report.bar, advance=sum(r.size for r in event.ranges), description=said)
                         self._print(_batch_line(report.path.name, event))
@@ -164,6 +168,8 @@ class Reporter:
                 self._print(f"{name} [red]{escape(str(raised))}[/]")
         if self.metrics is not None:
             self.metrics.end(report.path, error)
+        if self.reports is not None:
+            self.reports.load_ended(report.path, error, check_failure)
         # A load that ended early has not checked all topics.
         report.stopped = stopped if ended is None else [*{*report.stopped, *stopped}]
         report.error, report.ended, report.check_failure = error, ended, check_failure

@@ -321,13 +321,24 @@ def segments_before(
 def save_check(path: Location, look: WatermarkCheck) -> None:
     """For `logferry table segments list`; a failure to write it is ignored."""
     low = utc_text(look.low.at) if look.low.at else None
-    text = json.dumps({"at": utc_text(look.now), "low": low, "waits": look.low.why()})
+    behind = [
+        {
+            "source_id": one.source.source_id,
+            "topic": one.source.topic,
+            "at": utc_text(one.mark) if one.mark else None,
+            "seen": utc_text(one.source.last_seen) if one.source.last_seen else None,
+            "owes": one.source.owes,
+            "far": one.far,
+        }
+        for one in look.low.behind
+    ]
+    text = json.dumps({"at": utc_text(look.now), "low": low, "waits": look.low.why(), "behind": behind})
     with suppress(OSError, DeltaError):
         write_text(path / _LOOK, text)
 
 
 def last_check(path: Location) -> dict[str, Any]:
-    """The file of `save_check`: ``at``, ``low``, ``waits``; empty where there is none."""
+    """The file of `save_check`: ``at``, ``low``, ``waits``, ``behind``; empty where there is none."""
     try:
         kept = json.loads(read_text(path / _LOOK))
     except (OSError, ValueError, DeltaError):

@@ -169,7 +169,7 @@ def _deliver(path: Path) -> Role:
 
 def _keeper(path: Path) -> Role:
     """Without `act` it describes only; with it, also the log, the group, and what its acts need."""
-    from logferry.gateway.topics.subscription_store import subscriptions_topic
+    from logferry.gateway.topics.compacted_store import subscriptions_topic
     from logferry.ops.keeper.config import load
 
     config = load(path)
@@ -205,14 +205,13 @@ def _load(path: Path) -> Role:
     patterns = sorted({pattern for table in config.tables for pattern in table.topics})
     clusters = [Cluster("kafka", config.kafka, tuple(TopicRights(pattern, True, _COPY) for pattern in patterns))]
     clusters += [Cluster(f"other_kafka {dc}", kafka, ()) for dc, kafka in config.other_kafka.items()]
-    gateways = [
-        Endpoint(url, str(one.ca_file) if one.ca_file else None) for one in config.gateways.values() for url in one.urls
-    ]
+    called: list[Any] = [*config.gateways.values(), *([config.report] if config.report else [])]
+    gateways = [Endpoint(url, str(one.ca_file) if one.ca_file else None) for one in called for url in one.urls]
     folders = [("tables", Path(str(table.path)).parent) for table in config.tables if "://" not in str(table.path)]
     if config.spark.scratch is not None:
         folders.append(("spark.scratch", config.spark.scratch))
     secrets = [path for one in clusters for path in _secrets(one.kafka)]
-    secrets += [one.token_file for one in config.gateways.values() if one.token_file]
+    secrets += [one.token_file for one in called if one.token_file]
     secrets += [path for path in (config.s3.secret_key_file, config.s3.session_token_file) if path]
     return Role("load", clusters, gateways, folders=folders, secrets=secrets, needs_java=True)
 

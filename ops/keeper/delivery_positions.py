@@ -17,7 +17,7 @@ from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.subscriptions import StoredSubscription
-from logferry.gateway.topics.subscription_store import SubscriptionStore, subscriptions_topic
+from logferry.gateway.topics.compacted_store import CompactedStore, subscriptions_topic
 
 _FETCH_BYTES: Final = 4 << 20
 
@@ -70,7 +70,7 @@ class DeliveryPositions:
 
     def _forget(self, ids: dict[str, bytes]) -> None:
         self._ids = ids
-        self._store = SubscriptionStore(self._kafka, self._topics[1], ())
+        self._store = CompactedStore(self._kafka, self._topics[1], (), StoredSubscription.decode)
         self._states: dict[int, dict[UnitKey, DeliveryState]] = {}
         self._next: dict[int, int] = {}
 

@@ -18,7 +18,7 @@ from logferry.gateway.delivery.config import load
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.subscriptions import PushSubscription, StoredSubscription
 from logferry.gateway.tls import kafka_options
-from logferry.gateway.topics.subscription_store import SubscriptionStore
+from logferry.gateway.topics.compacted_store import CompactedStore
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
 from tests.support.delivery import Deliver, PushReceiver, Received, deliver, receiver, send, subscribe
@@ -150,7 +150,7 @@ async def subscribe_directly(running: Deliver, names: list[str], topic: str, url
     client = KafkaClient(kafka_options(config.kafka), "test")
     await client.start()
     try:
-        store = SubscriptionStore(client, config.subscriptions_topic, config.accept_weak_kafka)
+        store = CompactedStore(client, config.subscriptions_topic, config.accept_weak_kafka, StoredSubscription.decode)
         await store.create()
         definition = PushSubscription(topics=[topic], url=url, start="earliest", max_wait_ms=20, timeout_s=300)
         for name in names:

@@ -39,11 +39,38 @@ PAGES: Final = {
     "subscriptions": "Subscriptions",
     "subscriptions/orders": "Subscriptions / orders",
     "tables": "Tables",
+    "tables/access": "Tables / access",
     "tail/dc1.access": "Live tail / dc1.access",
 }
 MARKUP: Final = "<img src=x onerror=\"document.body.dataset.owned='1'\">"
 # Reverses what stands after it.
 REVERSED: Final = "log.\u202egpj.exe"
+
+
+def table_report(source: str = "web1/access.log", **changes: Any) -> dict[str, Any]:
+    """As a loader sends it: the hour of 10 waits for a source, and a topic of the other data centre is stopped."""
+    holds = {"source_id": source, "topic": "dc1.access", "at": "2026-11-20T10:30:00Z", "seen": None, "owes": False}
+    hour = {"version": 1, "rows": 1200, "since": "2026-11-20T12:00:00Z", "waits_for": []}
+    newest = [
+        {**hour, "segment": "2026-11-20T09", "state": "READY", "why": ""},
+        {**hour, "segment": "2026-11-20T10", "state": "ACTIVE", "why": "waits", "waits_for": [holds]},
+        {**hour, "segment": "2026-11-20T11", "state": "ACTIVE", "why": "not over: the low watermark is before it"},
+    ]
+    stopped = {"stopped": "dc2.access was recreated", "way": "logferry table reset /warehouse/access --to dc2.access=…"}
+    return {
+        "location": "/warehouse/access",
+        "dc": "dc1",
+        "topics": ["dc1.access", "dc2.access"],
+        "every_s": 60,
+        "batch": {"batch": 17, "kind": "load", "planned": "2026-11-20T12:00:00+00:00", "rows": 3456},
+        "lag": [
+            {"topic": "dc1.access", "records": 42, "seconds": 3.5},
+            {"topic": "dc2.access", "records": None, "seconds": None, **stopped},
+        ],
+        "quarantine": {"no number in status": 12},
+        "segments": {"checked": "2026-11-20T12:00:00Z", "complete": "2026-11-20T09", "failure": None, "newest": newest},
+        **changes,
+    }
 
 
 class Site:
@@ -88,6 +115,7 @@ async def site(stack: Stack) -> Site:
     await found.ask("PUT", "/v1/consumers/billing/offsets", json={"topic": "dc1.access", "to": "earliest"})
     wanted = {"topics": ["dc1.access"], "url": "https://receiver.example/logs"}
     await found.ask("PUT", "/v1/subscriptions/orders", json=wanted)
+    await found.ask("PUT", "/v1/tables/access", json=table_report())
     return found
 
 
@@ -101,8 +129,7 @@ async def test_each_page_shows_the_stack(site: Site) -> None:
         for state, heading in PAGES.items():
             await opened.go(state)
             await expect(page.get_by_role("heading", level=1)).to_have_text(heading)
-            if state != "tables":
-                await expect(page.locator("#updated")).to_contain_text("Updated")
+            await expect(page.locator("#updated")).to_contain_text("Updated")
             await expect(page.locator("#trouble")).to_be_hidden()
         await opened.go("topics")
         await expect(row(page, "dc1.access")).to_contain_text("3")
@@ -211,6 +238,36 @@ async def test_a_subscription_is_paused_and_resumed(site: Site) -> None:
         await expect(opened.page.locator("dd").filter(has_text="delivers")).to_be_visible()
 
 
+async def test_a_table_shows_whom_each_hour_waits_for_and_how_old_its_report_is(site: Site) -> None:
+    await site.ask("PUT", "/v1/tables/idle", json=table_report(every_s=0.2, lag=[], segments=None))
+    async with chromium(site.urls[1]) as opened:  # the other worker has it, too
+        page = opened.page
+        await opened.go("tables?sort=-lag")
+        for text in ("stopped", "17", "42", "2026-11-20T10: web1/access.log in dc1.access"):
+            await expect(row(page, "2026-11-20T09")).to_contain_text(text)
+        await expect(row(page, "idle")).to_contain_text("no report")
+        await page.get_by_label("Filter Tables").fill("web1 stopped")
+        await expect(page.locator("tbody tr")).to_have_count(1)
+        await page.get_by_role("link", name="access", exact=True).click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Tables / access")
+        waits = page.get_by_role("row").filter(has_text="2026-11-20T10")
+        await expect(waits).to_contain_text(
+            "web1/access.log in dc1.access, sent to 2026-11-20T10:30:00Z, last seen never"
+        )
+        await expect(row(page, "2026-11-20T11")).to_contain_text("not over: the low watermark is before it")
+        await expect(row(page, "dc2.access")).to_contain_text(
+            "logferry table reset /warehouse/access --to dc2.access=…"
+        )
+        await expect(page.get_by_text("The last report came")).to_be_hidden()
+        await opened.go("tables/idle")
+        await expect(page.get_by_text("The last report came")).to_contain_text("ago: the loader does not run")
+        await expect(page.get_by_text("The table has no segments")).to_be_visible()
+        await opened.go("tables/none")
+        await expect(page.locator("#trouble")).to_contain_text("no table none is reported")
+    await site.ask("DELETE", "/v1/tables/idle", worker=1)
+    assert [one["name"] for one in (await site.ask("GET", "/v1/tables"))["tables"]] == ["access"]
+
+
 async def test_a_stop_of_push_delivery_is_on_the_overview_with_its_way_on(
     kafka: KafkaCluster, workers: Gateway, topic_name: str, tmp_path: Path
 ) -> None:
@@ -289,6 +346,15 @@ async def test_hostile_ids_attributes_and_data_are_text(site: Site) -> None:
         await opened.go(f"tail/dc1.access?prefix={quote(MARKUP, safe='')}")
         await expect(page.locator(".log li")).to_contain_text(f"user={MARKUP}")
         await expect(page.locator(".log pre")).to_contain_text("</pre><script>")
+        said = {MARKUP: 3}
+        report = table_report(hostile, location=MARKUP, error=MARKUP, quarantine=said, lag_unknown=MARKUP)
+        await site.ask("PUT", "/v1/tables/hostile", json=report)
+        await opened.go("tables")
+        await expect(row(page, "hostile")).to_contain_text(f"2026-11-20T10: {MARKUP}log.\\u{{202e}}gpj.exe")
+        await opened.go("tables/hostile")
+        await expect(page.locator(".holders li")).to_contain_text(f"{MARKUP}log.\\u{{202e}}gpj.exe in dc1.access")
+        await expect(page.locator("dd").filter(has_text=MARKUP)).to_have_count(4)
+        await site.ask("DELETE", "/v1/tables/hostile")
         assert await page.locator("main img, main script").count() == 0
         assert await page.evaluate("document.body.dataset.owned ?? null") is None
 
@@ -302,8 +368,7 @@ async def test_axe_finds_nothing_serious(
         for state, heading in PAGES.items():
             await opened.go(state)
             await expect(opened.page.get_by_role("heading", level=1)).to_have_text(heading)
-            if state != "tables":
-                await expect(opened.page.locator("body")).to_contain_text(re.compile("Updated|does not have the right"))
+            await expect(opened.page.locator("body")).to_contain_text(re.compile("Updated|does not have the right"))
             found[state] = await opened.axe()
             await opened.page.screenshot(path=tmp_path / f"{state.replace('/', '-')}-{scheme}.png", full_page=True)
             is_wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
@@ -382,6 +447,7 @@ async def _hide(page: Page, *, is_hidden: bool) -> None:
 async def guarded(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[tuple[served_gateway.Gateway, dict[str, str]]]:
     """A gateway with tokens: of an administrator, and of a reader of one of the two topics."""
     rights = {"admin": 'admin = ["*"]\nread = ["*"]\nwrite = ["*"]', "reader": 'read = ["open"]'}
+    rights["loader"] = 'report = ["*"]'
     made = {name: new_token() for name in rights}
     tables = "".join(f'[[tokens]]\nname = "{n}"\nsha256 = "{made[n][1]}"\n{rights[n]}\n' for n in rights)
     async with served_gateway.Gateway(tmp_path, kafka.bootstrap, 1, tables) as gateway:
@@ -393,17 +459,19 @@ async def guarded(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[tuple[se
             assert (await gateway.ask("PUT", path, secret["admin"], json=body))[0] == 200
             wanted = {"topics": [f"dc1.{topic}"], "url": f"https://{topic}.example/logs"}
             assert (await gateway.ask("PUT", f"/v1/subscriptions/{topic}", secret["admin"], json=wanted))[0] < 300
+            report = table_report(topics=[f"dc1.{topic}"], location=f"/warehouse/{topic}", lag=[], segments=None)
+            assert (await gateway.ask("PUT", f"/v1/tables/{topic}", secret["loader"], json=report))[0] == 201
         yield gateway, secret
 
 
 async def _all_text(opened: Opened, name: str) -> str:
     """Of all pages, once they show what is there of the topic."""
-    shown = {"topics": f"dc1.{name}", "consumers": f"{name}-consumer"}
+    shown = {"topics": f"dc1.{name}", "consumers": f"{name}-consumer", "tables": f"/warehouse/{name}"}
     texts = []
     for state in ("overview", "topics", "sources", "lanes", "consumers", "mirror", "subscriptions", "tables", "tail"):
         await opened.go(state)
         await expect(opened.page.locator(f"nav a[data-page={state}][aria-current=page]")).to_be_visible()
-        if state not in ("tables", "tail"):  # those show nothing by themselves
+        if state != "tail":  # it shows nothing by itself
             await expect(opened.page.locator("body")).to_contain_text(re.compile("Updated|does not have the right"))
         if state in shown:
             await expect(opened.page.locator("main")).to_contain_text(shown[state])

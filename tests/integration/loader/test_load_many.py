@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from logferry.loaders.batches.execute import Loader
-from logferry.loaders.commands.inspection import show, table_facts
+from logferry.loaders.commands.inspection import show
 from logferry.loaders.commands.repair import reset_table
 from logferry.loaders.config import Config
 from logferry.loaders.errors import KafkaUnavailable, LoaderConfigError
@@ -20,6 +20,7 @@ from logferry.loaders.location import Location
 from logferry.loaders.planning.plan import Limits
 from logferry.loaders.planning.position_plan import PositionChange, ResetTarget
 from logferry.loaders.runs import table_run
+from logferry.loaders.runs.table_facts import table_facts
 from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.runs.table_runner import Reporter, TableRunner
 from logferry.loaders.storage.ledger import read_ledger

@@ -15,10 +15,10 @@ import pytest
 from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
-from logferry.loaders.commands.inspection import table_facts
 from logferry.loaders.errors import CannotMove
 from logferry.loaders.location import Location
 from logferry.loaders.runs import table_run
+from logferry.loaders.runs.table_facts import table_facts
 from logferry.loaders.spark.kafka_access import kafka_topics
 from logferry.loaders.storage.ledger import read_ledger
 from pyspark.sql import SparkSession

@@ -11,7 +11,6 @@ from logferry.gateway.config import KafkaSettings
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.batches.mirror_offsets import MirrorOffsets
 from logferry.loaders.commands import move as commands_move
-from logferry.loaders.commands.inspection import table_facts
 from logferry.loaders.config import SegmentSettings, TableJob
 from logferry.loaders.errors import CannotMove, LedgerBroken, MirrorBehind
 from logferry.loaders.location import Location
@@ -19,6 +18,7 @@ from logferry.loaders.planning.ledger_entry import MOVE, TablePaths
 from logferry.loaders.planning.plan import Range, TopicPartition
 from logferry.loaders.query.realtime_view import realtime
 from logferry.loaders.runs import table_run
+from logferry.loaders.runs.table_facts import table_facts
 from logferry.loaders.storage.ledger import read_ledger
 from logferry.loaders.storage.side_tables import read_segments, read_sources
 from logferry.ops.stack.stack import Stack
