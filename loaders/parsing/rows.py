@@ -219,7 +219,7 @@ def _plain(records: DataFrame, parser: ParserSettings) -> DataFrame:
     if parser.format != "hbase" or not parser.msgpack:
         return records
     # Executors need not have this package.
-    register_pickle_by_value(hbase_events)
+    register_pickle_by_value(hbase_events)  # type: ignore[no-untyped-call]
     is_packed = F.expr("attributes['format'] <=> 'msgpack'")
     lines = F.udf(hbase_events.json_lines, BinaryType(), useArrow=False)(F.when(is_packed, F.col("value")))
     unpacked = records.withColumn("value", F.coalesce(lines, F.col("value")))

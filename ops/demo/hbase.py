@@ -208,7 +208,7 @@ def cell_of(row: dict[str, Any]) -> HBaseChange:
     """A delete has no value, which a scan shows as an empty one."""
     names = ("row", "family", "qualifier", "value")
     texts = [row[f"{name}_bytes"] if row[name] is None else row[name].encode() for name in names]
-    return HBaseChange(*(text or b"" for text in texts), row["timestamp"], row["type"])
+    return HBaseChange._make((*(text or b"" for text in texts), row["timestamp"], row["type"]))
 
 
 def compare(what: str, hbase: set[HBaseChange], table: set[HBaseChange]) -> Compared:

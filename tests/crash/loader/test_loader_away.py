@@ -116,6 +116,8 @@ async def test_the_disk_is_full_and_has_room_again(
     """Of the JVM, which writes rows; of Python, which commits."""
     if who == "python" and not table.is_local:
         pytest.skip("a commit to a store writes no local file")
+    if who == "jvm" and str(table).startswith("hdfs:"):
+        pytest.skip("Spark sends rows to HDFS without a local file")
     topic = Topic(cluster.bootstrap, TOPIC)
     await topic.create(2)
     await topic.write(logs(0), partitions=2)

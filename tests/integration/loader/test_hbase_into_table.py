@@ -38,7 +38,7 @@ def shown_by(table: Location) -> set[Change]:
                 row[f"{name}_bytes"] if row[name] is None else row[name].encode()
                 for name in ("row", "family", "qualifier", "value")
             ]
-            change = Change(*cell, row["timestamp"], row["type"])
+            change = Change._make((*cell, row["timestamp"], row["type"]))
             assert change not in found
             found.add(change)
     return found

@@ -123,7 +123,9 @@ def random_edits(dice: random.Random, first: int, count: int) -> tuple[list[Sent
 def shown(table: Location) -> dict[tuple[str, ...], tuple[Any, ...]]:
     rows = [row for row in stored(TablePaths.of(table).latest) if row["latest"]]
     names = ("type", "timestamp", "sequence_id", "value")
-    found = {(row["row"], row["family"], row["qualifier"]): tuple(row[name] for name in names) for row in rows}
+    found: dict[tuple[str, ...], tuple[Any, ...]] = {
+        (row["row"], row["family"], row["qualifier"]): tuple(row[name] for name in names) for row in rows
+    }
     assert len(found) == len(rows)
     return found
 

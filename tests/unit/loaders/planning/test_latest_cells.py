@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -32,7 +33,7 @@ class LatestTable:
         self._db.execute(f"CREATE TABLE kept ({_COLUMNS})")
 
     def load(self, changes: Sequence[CellChange]) -> None:
-        columns = [*zip(*changes, strict=True)] or [[] for _ in CellChange._fields]
+        columns: list[Sequence[Any]] = [*zip(*changes, strict=True)] or [[] for _ in CellChange._fields]
         fresh = pa.table([pa.array(column, kind) for column, kind in zip(columns, _TYPES, strict=True)], names=_FIELDS)
         self._db.register("fresh", fresh)
         cells = f"SELECT {_NAMES} FROM kept UNION ALL SELECT 't', * FROM fresh"
@@ -42,7 +43,7 @@ class LatestTable:
 
     def rows(self, where: str = "true") -> list[CellChange]:
         found = self._db.execute(f"SELECT r, f, q, kind, ts, seq, place, body FROM kept WHERE {where}").fetchall()
-        return [CellChange(*row[:7], row[7] or "") for row in found]
+        return [CellChange._make((*row[:7], row[7] or "")) for row in found]
 
     def latest(self) -> dict[tuple[str, str, str], CellChange]:
         found = {(one.row, one.family, one.qualifier): one for one in self.rows("latest")}

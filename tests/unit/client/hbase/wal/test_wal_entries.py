@@ -75,11 +75,11 @@ def test_damage_ends_in_a_refusal_or_after_the_entries_before_it(at: int, damage
     found = []
     try:
         place = end_of_header(view)
-        while place is not None and isinstance(one := entry_at(view, place), LogEntry):
-            found.append(one)
-            place = one.end
-            list(CellBlock(one.cells).take(one.cell_count))
-            region_event(one)
+        while place is not None and isinstance(met := entry_at(view, place), LogEntry):
+            found.append(met)
+            place = met.end
+            list(CellBlock(met.cells).take(met.cell_count))
+            region_event(met)
     except ForeignBytes:
         pass
     assert facts(found[:before]) == facts(read(WHOLE)[0][:before])
