@@ -356,6 +356,7 @@ def strike(step: Step, tables: Tables, store: FaultyStore, kinds: Sequence[str],
 
 @pytest.mark.long
 @pytest.mark.spark
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", ["replace", "drop", "compact"])
 def test_a_fault_at_each_request_of_a_step_by_executors(
     name: str, warehouse: Location, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
