@@ -18,7 +18,7 @@ from tests.support.loader import stored
 from tests.support.loader_faults import seeded
 from tests.support.table_loads import done, job
 
-pytestmark = [needs_jdk, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [needs_jdk, pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.long]
 
 DELETES = ("delete", "delete_column", "delete_family", "delete_family_version")
 _CHANGES = 80
@@ -42,6 +42,25 @@ def shown_by(table: Location) -> set[Change]:
             assert change not in found
             found.add(change)
     return found
+
+
+def log_of(table: Location, cells: set[Change]) -> list[object]:
+    """What the log of changes has of the rows of these cells, in order, to tell why they differ."""
+    rows = {one.row for one in cells}
+    log = [row for row in stored(table) if (row["row_bytes"] or (row["row"] or "").encode()) in rows]
+    names = (
+        "row",
+        "family",
+        "qualifier",
+        "type",
+        "timestamp",
+        "sequence_id",
+        "line",
+        "region",
+        "value_bytes",
+        "offset",
+    )
+    return [sorted(cells), *sorted((row["sequence_id"], [row.get(name) for name in names]) for row in log)]
 
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
@@ -69,7 +88,8 @@ def test_the_latest_state_is_hbases_own(
             wait_shipped(hbase, workers.kafka.bootstrap, topic, [name], tmp_path)
             done(load_table(loader(), work))
             want = scanned(hbase, name, tmp_path, "shown")
-            assert shown_by(table) == want
+            found = shown_by(table)
+            assert found == want, log_of(table, found ^ want)
             assert want
     finally:
         connector.kill()
