@@ -45,7 +45,14 @@ for (const partition of [%(partitions)s]) {
   };
   events.addEventListener("problem", (event) => seen.push({problem: event.data}));
 }
-setInterval(() => { if (seen.length) fetch("/seen", {method: "POST", body: JSON.stringify(seen.splice(0))}); }, 50);
+// One report at a time: two under way could overtake each other.
+let isReporting = false;
+setInterval(async () => {
+  if (isReporting || !seen.length) return;
+  isReporting = true;
+  await fetch("/seen", {method: "POST", body: JSON.stringify(seen.splice(0))});
+  isReporting = false;
+}, 50);
 </script>"""
 
 
