@@ -113,7 +113,7 @@ async def test_an_hour_waits_for_a_silent_source_by_name_and_a_gateway_that_is_k
         topic = Topic(kafka.bootstrap, "dc1.access")
         await topic.write(chunks_of("busy", *[lines(NEW, minute) for minute in range(11, 50)], start=5000))
         await asyncio.to_thread(wait_for, lambda: data_files(paths.main) > files, "a batch being written", loader)
-        loader.process.send_signal(signal.SIGSTOP)  # its Spark goes on, but it commits nothing
+        loader.process.send_signal(signal.SIGSTOP)  # its Spark continues, but it commits nothing
 
         def commit() -> None:
             loader.process.send_signal(signal.SIGCONT)

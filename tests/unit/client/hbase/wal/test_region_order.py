@@ -140,7 +140,7 @@ class TinyHBase:
 
 
 class TinyTail:
-    """Reads it as `LogTail` does, and notes what is written. HBase goes on between any two of its steps."""
+    """Reads it as `LogTail` does, and notes what is written. HBase continues between any two of its steps."""
 
     def __init__(self, hbase: TinyHBase, chance: Random, pace: int) -> None:
         self.hbase, self._chance, self._pace = hbase, chance, pace
