@@ -54,7 +54,7 @@ async def write(kafka: SecuredKafka, seqnos: range) -> list[tuple[str, int]]:
 
 
 async def test_with_the_documented_rights_everything_is_delivered(secured: SecuredKafka, tmp_path: Path) -> None:
-    """Without the optional ones. A right that is missing is named where it is missed, and what waits for it continues."""
+    """Without the optional ones. A missing right is named where it is missed, and what waits for it continues."""
     assert _ANY_LETTERS in RIGHTS
     await grant(secured.bootstrap, "deliver", [right for right in RIGHTS if right != _ANY_LETTERS])
     client = KafkaClient({"bootstrap_servers": secured.bootstrap}, "tests")
