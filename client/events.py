@@ -33,7 +33,7 @@ _BY_LEVEL = {
     ERROR: """
         metrics-unusable file-missing file-unreadable deleted-dropped source-stopped refused gateway-timeout
         state-corrupt state-unusable state-write-failed credentials-unusable
-        hbase-not-recorded hbase-wal-gap hbase-wal-refused
+        hbase-not-recorded hbase-wal-gap hbase-wal-passed-over hbase-wal-refused
     """,
 }
 EVENTS = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}

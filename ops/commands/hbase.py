@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import os
 import signal
@@ -20,7 +21,9 @@ from logferry.client.hbase.master import ENABLED, HBaseMaster
 from logferry.client.hbase.metrics import figures_of
 from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
 from logferry.client.hbase.server import ServerLimits
+from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.tail import TailOptions, tail_logs
+from logferry.client.hbase.wal.web_hdfs import is_url, web_hdfs
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import GatewayCluster, cluster_of
 from logferry.client.transport.connections import Dialer, proxies_of
@@ -185,9 +188,21 @@ def _tail(args: argparse.Namespace) -> int:
     _on_signal(lambda *_: stop.set())
     set_up(args.verbose)
     try:
-        return int(tail_logs(args.name, definition, (args.wals, args.old_wals), cluster, dialer, options, stop) > 0)
+        return int(tail_logs(args.name, definition, _log_folders(args), cluster, dialer, options, stop) > 0)
     except OSError as error:
         raise UsageError(str(error)) from None
+
+
+def _log_folders(args: argparse.Namespace) -> LogFolders:
+    """Raises UsageError."""
+    folders = [args.wals, args.old_wals]
+    if not any(map(is_url, folders)):
+        return LogFolders(LocalStore(), *folders)
+    try:
+        user = args.hdfs_user or getpass.getuser()
+        return LogFolders(*web_hdfs(folders, user, args.hdfs_token_file, Dialer(args.ca_file)))
+    except (ValueError, OSError, KeyError) as error:  # KeyError: the user of this process has no name
+        raise UsageError(f"--wals, --hdfs-user, --hdfs-token-file: {error}") from None
 
 
 def _list(args: argparse.Namespace, registry: Registry) -> int:

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from logferry.client.hbase.delivery import GatewayDelivery
-from logferry.client.hbase.wal.folders import LocalFolders
+from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.recorded import RecordedIds
 from logferry.client.hbase.wal.tail import LogTail, TailOptions
 from logferry.client.transport.cluster import GatewayCluster
@@ -51,7 +51,9 @@ class Rounds:
         delivery = GatewayDelivery(cluster, "orders", Dialer(), self._stop)
         recorded = RecordedIds(cluster, "orders", Dialer())
         options = TailOptions(positions=folder / "positions" if positions else None)
-        self.tail = LogTail(ORDERS, LocalFolders(folder / "WALs", folder / "oldWALs"), delivery, recorded, options)
+        self.tail = LogTail(
+            ORDERS, LogFolders(LocalStore(), str(folder / "WALs"), str(folder / "oldWALs")), delivery, recorded, options
+        )
 
     def __call__(self, count: int = 1) -> bool:
         """Whether the last one read all logs to their ends."""
