@@ -46,11 +46,18 @@ def folder(tmp_path: Path) -> Path:
 class Rounds:
     """A tail that is driven by hand."""
 
-    def __init__(self, served: Served, gateway: FakeGateway, folder: Path, positions: bool = False) -> None:
+    def __init__(
+        self,
+        served: Served,
+        gateway: FakeGateway,
+        folder: Path,
+        positions: bool = False,
+        left_out: frozenset[str] = frozenset(),
+    ) -> None:
         cluster, self._stop, self._gateway = GatewayCluster([served.url], None), threading.Event(), gateway
         delivery = GatewayDelivery(cluster, "orders", Dialer(), self._stop)
         recorded = RecordedIds(cluster, "orders", Dialer())
-        options = TailOptions(positions=folder / "positions" if positions else None)
+        options = TailOptions(positions=folder / "positions" if positions else None, left_out=left_out)
         self.tail = LogTail(
             ORDERS, LogFolders(LocalStore(), str(folder / "WALs"), str(folder / "oldWALs")), delivery, recorded, options
         )
@@ -193,3 +200,36 @@ def test_a_daughter_waits_for_its_parent_also_while_that_one_cannot_be_read(
     path.write_bytes(header() + whole + entry(REGION, 4, [put("b", b"")]) + closed)
     rounds(3)
     assert (rounds.ids(), rounds.ids(OTHER_REGION)) == ([3, 4], [8])
+
+
+def test_files_of_other_kinds_are_named_once_and_counted(
+    served: Served, gateway: FakeGateway, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_log(live(folder, FIRST), FIRST, NUMBER, entry(REGION, 3, [put("a")]))
+    others = [f"{FIRST}-peer.{NUMBER}.syncrep", f"{FIRST}.meta.{NUMBER}.meta", "notes", "left-out"]
+    for name in others:
+        (folder / "oldWALs" / name).write_bytes(b"x")
+    rounds = Rounds(served, gateway, folder, left_out=frozenset({"left-out"}))
+    rounds(3)
+    assert rounds.ids() == [3]
+    found = [one.getMessage() for one in caplog.records if "hbase-wal-passed-over" in one.getMessage()]
+    assert len(found) == 2
+    assert "file=notes" in found[0]
+    assert others[0] in found[1]
+    assert "the log of synchronous replication" in found[1]
+    assert rounds.tail.gaps == 2
+
+
+def test_the_old_logs_of_each_server_may_have_a_folder(served: Served, gateway: FakeGateway, folder: Path) -> None:
+    """hbase.separate.oldlogdir.by.regionserver"""
+    path = write_log(live(folder, FIRST), FIRST, NUMBER, entry(REGION, 3, [put("a")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(2)
+    with path.open("ab") as file:
+        file.write(entry(REGION, 4, [put("b")]))
+    old = folder / "oldWALs" / live(folder, FIRST).name
+    old.mkdir()
+    path.rename(old / path.name)
+    rounds(3)
+    assert rounds.ids() == [3, 4]
+    assert rounds.tail.gaps == 0
