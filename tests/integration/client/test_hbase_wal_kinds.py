@@ -46,7 +46,7 @@ def kinds(key_store: Path) -> dict[str, Kind]:
         "hbase.regionserver.hlog.writer.impl": f"{_SECURE}Writer",
         "hbase.regionserver.hlog.async.writer.impl": _SECURE.replace("Secure", "SecureAsync") + "Writer",
     }
-    off = {name: "false" for name in (*compressed, f"{WAL}.value.enablecompression")}
+    off = dict.fromkeys((*compressed, f"{WAL}.value.enablecompression"), "false")
     return {
         "plain": Kind({}, ""),
         "filesystem": Kind({"hbase.wal.provider": "filesystem"}, ""),
