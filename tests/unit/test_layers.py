@@ -29,9 +29,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway.lanes": ("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
     "gateway.reading": ("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
     "gateway.http": ("gateway", "gateway.contract"),
-    "gateway.tables": ("gateway", "gateway.contract", "gateway.kafka", "gateway.topics", "gateway.http"),
+    "gateway.reports": ("gateway", "gateway.contract", "gateway.kafka", "gateway.topics", "gateway.http"),
     "gateway.api": (
-        *("gateway", "gateway.contract", "gateway.kafka", "gateway.tables"),
+        *("gateway", "gateway.contract", "gateway.kafka", "gateway.reports"),
         *("gateway.topics", "gateway.lanes", "gateway.reading", "gateway.http"),
     ),
     "gateway.console": ("gateway", "gateway.http"),
@@ -42,7 +42,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway.service": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
         *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api", "gateway.receivers"),
-        *("gateway.console", "gateway.tables"),
+        *("gateway.console", "gateway.reports"),
     ),
     "gateway.delivery": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
@@ -139,7 +139,13 @@ PURE = (
         "gateway.reading.formats",
     ),
     "gateway.limits",
-    *("gateway.subscriptions", "gateway.tables.reports", "gateway.delivery.batch", "gateway.delivery.progress"),
+    *(
+        "gateway.subscriptions",
+        "gateway.reports.tables",
+        "gateway.reports.hbase",
+        "gateway.delivery.batch",
+        "gateway.delivery.progress",
+    ),
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.hbase_events"),
     *("client.files.chunking", "client.transport.source_request"),
