@@ -61,10 +61,11 @@ class HdfsCluster:
             self._children[name] = self._node(name, own, {**settings, **addresses})
 
     def _node(self, name: str, folder: Path, settings: Mapping[str, str], *arguments: str) -> Child:
-        lines = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+        lines = (f"<property><name>{key}</name><value>{value}</value></property>" for key, value in settings.items())
+        text = f"<configuration>{''.join(lines)}</configuration>"
         folder.mkdir(parents=True, exist_ok=True)
         for file in ("core-site.xml", "hdfs-site.xml"):
-            (folder / file).write_text(f"<configuration>{''.join(lines)}</configuration>", encoding="utf-8")
+            (folder / file).write_text(text, encoding="utf-8")
         jars = os.pathsep.join([str(folder), *map(str, hdfs_jars())])
         java = [str(find_java().executable), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", jars]
         log = self._folder / f"{name.rpartition('.')[2].lower()}.log"
