@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from logferry.gateway.config import Strict
-from logferry.gateway.reports.tables import EverySeconds, FullTopic, Number, StoredReport, Text
+from logferry.gateway.reports.tables import FullTopic, Number, Seconds, StoredReport, Text
 from pydantic import Field
 
 
@@ -47,13 +47,13 @@ class ReportedServer(Strict):
 
 
 class HBaseReport(Strict):
-    """``topics``: the one that it writes. ``every_s``: a report is due in so many seconds; null: the connector has
-    ended. ``problems``: those that `logferry hbase status` names."""
+    """``topics``: the one that it writes. ``every_s``: a report is due in so many seconds. ``problems``: those that
+    `logferry hbase status` names."""
 
     topics: Annotated[list[FullTopic], Field(min_length=1, max_length=1)]
     tables: Annotated[list[Text], Field(max_length=1000)]
     state: Text
-    every_s: EverySeconds = None
+    every_s: Seconds
     connectors: Annotated[list[ReportedConnector], Field(max_length=200)]
     servers: Annotated[list[ReportedServer], Field(max_length=2000)]
     problems: Annotated[list[Text], Field(max_length=2000)]
@@ -78,7 +78,7 @@ class HBaseSummary(Strict):
     topics: list[str]
     tables: list[str]
     state: str
-    every_s: float | None
+    every_s: float
     connectors: Number
     servers: Number
     logs: Number

@@ -30,7 +30,7 @@ def _full_name(topic: str) -> str:
 FullTopic = Annotated[str, AfterValidator(_full_name)]
 
 
-EverySeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Report = TypeVar("_Report", bound=Strict)
 
 
@@ -108,7 +108,7 @@ class TableReport(Strict):
     location: Annotated[str, Field(min_length=1, max_length=2000)]
     dc: Text
     topics: Annotated[list[FullTopic], Field(min_length=1, max_length=2000)]
-    every_s: EverySeconds = None
+    every_s: Seconds | None = None
     error: Text | None = None
     batch: ReportedBatch | None = None
     lag: Annotated[list[ReportedLag], Field(default=[], max_length=2000)]
