@@ -28,8 +28,8 @@ def test_each_change_in_hdfs_is_written_once_while_nodes_die(workers: Gateway, t
             # The first NameNode that the tail knows is gone.
             root = f"webhdfs://127.0.0.1:{free_ports(1)[0]},{hdfs.web}/hbase"
             load = LoggedLoad(hbase, tmp_path, workers, root)
-            make_topic(workers.urls[0], "in-hdfs")
-            tail = load.tail("in-hdfs", "--positions", str(tmp_path / "positions")).start()
+            make_topic(workers.urls[0], "in_hdfs")
+            tail = load.tail("in_hdfs", "--positions", str(tmp_path / "positions")).start()
             tail.wait_logged(b" hbase-tailing ")
             hbase.shell(f"write 17 4 {RATE} {','.join(load.tables)} d")
             load.more(RATE)
@@ -56,14 +56,14 @@ def test_each_change_in_hdfs_is_written_once_while_nodes_die(workers: Gateway, t
             hbase.wait_ready()
             load.more(RATE)
             hbase.shell("stop")
-            load.wait("in-hdfs")
+            load.wait("in_hdfs")
             assert tail.stop() == 0, tail.child.log_tail()
-            count = load.check("in-hdfs")
+            count = load.check("in_hdfs")
             print(f"{count} changes")
             assert count > 4 * RATE
 
-            make_topic(workers.urls[0], "in-hdfs-afterwards")
-            late = load.tail("in-hdfs-afterwards").start()  # from the files alone
-            load.wait("in-hdfs-afterwards")
+            make_topic(workers.urls[0], "in_hdfs_afterwards")
+            late = load.tail("in_hdfs_afterwards").start()  # from the files alone
+            load.wait("in_hdfs_afterwards")
             assert late.stop() == 0, late.child.log_tail()
-            assert load.check("in-hdfs-afterwards") == count
+            assert load.check("in_hdfs_afterwards") == count
