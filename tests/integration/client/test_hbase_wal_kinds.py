@@ -87,7 +87,7 @@ def test_each_kind_of_log_is_read_or_refused_by_name(workers: Gateway, tmp_path:
     refused = {kind: one.refusal for kind, one in every.items() if one.refusal}
     rows = {f"{kind}-{number}" for kind in every.keys() - refused.keys() for number in range(ROWS)}
 
-    topic = f"kinds_{version.replace(".", "_")}"
+    topic = "kinds_" + version.replace(".", "_")
     make_topic(workers.urls[0], topic)
     tail = HBaseTail(tmp_path, workers.urls, topic, tmp_path / "tail.log", sorted(every)).start()
     for kind, text in refused.items():

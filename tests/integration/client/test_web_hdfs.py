@@ -37,7 +37,8 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
 @pytest.fixture
 def store(hdfs: HdfsCluster) -> Iterator[WebHdfs]:
     """The first NameNode that it knows is gone."""
-    urls = [f"webhdfs://127.0.0.1:{free_ports(1)[0]},{hdfs.web}/hbase/{name}" for name in ("WALs", "oldWALs")]
+    root = f"webhdfs://127.0.0.1:{free_ports(1)[0]},{hdfs.web}/hbase"
+    urls = [f"{root}/{name}" for name in ("WALs", "oldWALs")]
     found, wals, old_wals = web_hdfs(urls, "hbase", None, Dialer())
     assert (wals, old_wals) == ("/hbase/WALs", "/hbase/oldWALs")
     yield found
