@@ -24,7 +24,7 @@ from logferry.client.hbase.changes import CellFilter, EditKey, RegionChunk, chun
 from logferry.client.hbase.definition import PeerDefinition
 from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
 from logferry.client.hbase.messages import ForeignBytes
-from logferry.client.hbase.wal.entries import LogEntry, region_event
+from logferry.client.hbase.wal.entries import LogEntry, is_mark, region_event
 from logferry.client.hbase.wal.file_names import WalFile
 from logferry.client.hbase.wal.folders import LogFolders
 from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
@@ -126,7 +126,8 @@ class LogTail:
                     if stop.is_set():
                         return False
                     if self._wanted.wants_table(entry.table):
-                        self._order.note(log.name, place, entry, region_event(entry))
+                        mark = is_mark(entry)
+                        self._order.note(log.name, place, entry, region_event(entry) if mark else None, not mark)
                         self._idle_rounds = 0
             except FileNotFoundError:  # it moves, or is gone: the next list shows it
                 is_whole = False

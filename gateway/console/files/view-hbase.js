@@ -51,7 +51,8 @@ function isStale(row) {
 
 function state(row) {
   if (isStale(row)) return ["no report", "bad"];
-  return [row.state, row.state === "active" && !row.problems.length ? "good" : "bad"];
+  if (row.state !== "active") return [row.state, "bad"];
+  return row.problems.length ? ["has problems", "bad"] : ["active", "good"];
 }
 
 function showOne({ root, route, signal, poll }, name) {

@@ -299,7 +299,7 @@ async def test_a_subscription_of_hbase_shows_what_each_region_server_waits_for(s
         for text in ("orders shop:items", "dc1.access", "1 min 35 s", "the server is dead", "0.041 s"):
             await expect(shown).to_contain_text(text)
         await expect(shown.locator("td").nth(5)).to_have_text("4")
-        await expect(shown.locator(".state.bad")).to_have_text("active")
+        await expect(shown.locator(".state.bad")).to_have_text("has problems")
         await shown.get_by_role("link", name="orders_log").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text("HBase / orders_log")
         await expect(row(page, "rs1.example,16020")).to_contain_text("5,310")

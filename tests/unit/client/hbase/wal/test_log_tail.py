@@ -233,3 +233,35 @@ def test_the_old_logs_of_each_server_may_have_a_folder(served: Served, gateway: 
     rounds(3)
     assert rounds.ids() == [3, 4]
     assert rounds.tail.gaps == 0
+
+
+def test_sequence_ids_that_are_given_a_second_time_are_a_gap(
+    served: Served, gateway: FakeGateway, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Edit 4 was on one DataNode when the server died: HBase has lost it, and gives its id to another one."""
+    former = write_log(live(folder, FIRST), FIRST, NUMBER, mark(REGION, 2), entry(REGION, 3, [put("a")]))
+    whole = former.read_bytes()
+    former.write_bytes(whole + entry(REGION, 4, [put("never-acknowledged")]) + entry(REGION, 5, [put("neither")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(3)
+    assert rounds.ids() == [3, 4, 5]
+    former.write_bytes(whole)
+    former.rename(folder / "oldWALs" / former.name)
+    opened = mark(REGION, 4, opened=4)
+    write_log(live(folder, SECOND), SECOND, NUMBER, opened, entry(REGION, 5, [put("b")]), entry(REGION, 6, [put("c")]))
+    rounds(5)
+    assert f"hbase-wal-gap region={REGION} after=5 before=4" in caplog.text
+    assert rounds.tail.gaps == 1
+    assert rounds.ids() == [3, 4, 5, 6], "5 looks like a duplicate"
+
+
+def test_marks_behind_the_last_change_are_no_gap(served: Served, gateway: FakeGateway, folder: Path) -> None:
+    """HBase replays no marks: a region of a dead server may begin with the id of one."""
+    flushed = mark(REGION, 4).replace(b"REGION_EVENT", b"FLUSH_EVENT_")
+    former = (mark(REGION, 2), entry(REGION, 3, [put("a")]), flushed)
+    write_log(folder / "oldWALs", FIRST, NUMBER, *former)
+    write_log(live(folder, SECOND), SECOND, NUMBER, mark(REGION, 4, opened=4), entry(REGION, 5, [put("b")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(5)
+    assert rounds.ids() == [3, 5]
+    assert rounds.tail.gaps == 0
