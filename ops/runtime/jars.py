@@ -143,11 +143,11 @@ def yarn_jars() -> list[Path]:
     return [*hdfs_jars(), *fetch_jars(SETS["yarn"])]
 
 
-def hbase_jars(version: str = "2.6") -> list[Path]:
-    """ZooKeeper and HBase, servers and client, for tests and the demo. ``version``: of `HBASE_VERSIONS`. Raises
-    Unavailable.
+def hbase_jars(version: str = "2.6", *, hdfs: bool = False) -> list[Path]:
+    """ZooKeeper and HBase, servers and client, for tests and the demo. ``version``: of `HBASE_VERSIONS`. ``hdfs``: its
+    files are there. Raises Unavailable.
     """
-    jars = fetch_jars(SETS["hbase"])
+    jars = [*fetch_jars(SETS["hbase"]), *(fetch_jars(SETS["hbase_hdfs"]) if hdfs else [])]
     name = HBASE_VERSIONS[version]
     if name == "hbase":
         return jars

@@ -197,7 +197,8 @@ class HBaseCluster:
         (folder / "log4j.properties").write_text(_LOGGING, encoding="utf-8")
 
     def _java(self, name: str, heap: str, *arguments: str) -> list[str]:
-        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version))])
+        is_hdfs = self._settings["hbase.rootdir"].startswith("hdfs:")
+        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version, hdfs=is_hdfs))])
         opened = [option for package in _OPENED for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
         jvm = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
         quiet = ["-XX:-UsePerfData", "-Djava.awt.headless=true", "-Dzookeeper.admin.enableServer=false"]
