@@ -99,7 +99,7 @@ class ServerLog:
             if reader.rest.endswith(entries.END_MAGIC):
                 raise ForeignBytes(f"it is whole, but what begins at byte {reader.at} is no entry")
             if not self._folders.is_all(file.path, reader.at + len(reader.rest)):
-                return
+                raise OSError(f"{file.path} is not closed, or was not shown to its end")
         if not reader.is_ended and reader.rest:
             log_event("hbase-wal-cut", file=file.path, at=reader.at, left_out_bytes=len(reader.rest))
         self._ends[file.number] = reader.at

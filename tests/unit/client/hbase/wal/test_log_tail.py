@@ -43,6 +43,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class SlowStore(LocalStore):
+    """``most``: bytes of a file that are shown. ``is_open``: no file is closed."""
+
+    most = 1 << 30
+    is_open = False
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        return super().read(path, at, min(size, max(self.most - at, 0)))
+
+    def is_all(self, path: str, size: int) -> bool:
+        return not self.is_open and super().is_all(path, size)
+
+
 class Rounds:
     """A tail that is driven by hand."""
 
@@ -58,9 +71,9 @@ class Rounds:
         delivery = GatewayDelivery(cluster, "orders", Dialer(), self._stop)
         recorded = RecordedIds(cluster, "orders", Dialer())
         options = TailOptions(positions=folder / "positions" if positions else None, left_out=left_out)
-        self.tail = LogTail(
-            ORDERS, LogFolders(LocalStore(), str(folder / "WALs"), str(folder / "oldWALs")), delivery, recorded, options
-        )
+        self.store = SlowStore()
+        folders = LogFolders(self.store, str(folder / "WALs"), str(folder / "oldWALs"))
+        self.tail = LogTail(ORDERS, folders, delivery, recorded, options)
 
     def __call__(self, count: int = 1) -> bool:
         """Whether the last one read all logs to their ends."""
@@ -264,4 +277,26 @@ def test_marks_behind_the_last_change_are_no_gap(served: Served, gateway: FakeGa
     rounds = Rounds(served, gateway, folder)
     rounds(5)
     assert rounds.ids() == [3, 5]
+    assert rounds.tail.gaps == 0
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_file_without_its_end_mark_ends_when_it_is_closed_and_all_of_it_is_shown(
+    served: Served, gateway: FakeGateway, folder: Path, is_open: bool
+) -> None:
+    """As in HDFS: the DataNode with the last bytes is away, or the writer that died has still its lease."""
+    first = mark(REGION, 2) + entry(REGION, 3, [put("a")])
+    write_log(folder / "oldWALs", FIRST, NUMBER, first, entry(REGION, 4, [put("b")]))
+    write_log(live(folder, FIRST), FIRST, NUMBER + 1, entry(REGION, 5, [put("c")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds.store.most = len(header()) + len(first) + 7
+    rounds.store.is_open = is_open
+    assert not rounds(3)
+    assert rounds.ids() == [3]
+    rounds.store.most = 1 << 30
+    rounds(3)
+    assert rounds.ids() == ([3, 4] if is_open else [3, 4, 5])
+    rounds.store.is_open = False
+    rounds(3)
+    assert rounds.ids() == [3, 4, 5]
     assert rounds.tail.gaps == 0
