@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +105,17 @@ class Subscription:
             assert time.monotonic() < deadline, shown
             time.sleep(0.5)
         return shown
+
+    def reported(self) -> dict[str, Any]:
+        """What the gateway shows, once a connector has reported."""
+        deadline = time.monotonic() + 120
+        while True:
+            with urllib.request.urlopen(f"{self._workers.urls[1]}/v1/hbase", timeout=60) as answer:
+                found = {one["name"]: one for one in json.load(answer)["subscriptions"]}
+            if self.name in found:
+                return dict(found[self.name])
+            assert time.monotonic() < deadline, self.connectors[-1].child.log_tail()
+            time.sleep(0.5)
 
     def command(self, *arguments: str, expect: int = 0) -> str:
         command = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", *arguments]
@@ -362,6 +374,7 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     text = subscription.command("status", "--url", url)
     assert re.search(r"connector \S+: [0-9]+ calls done, 0 refused, 1 chunks recorded", text), text
     assert "regions: 1 in HBase, 1 in the gateway, which has less of 0" in text
+    assert subscription.reported()["topics"] == [f"dc1.{name}"]
     assert "is paused" in subscription.command("pause", name)
     subscription.put("while-paused")
     connector.stop()
