@@ -18,7 +18,13 @@ FIGURES = {"calls": 5, "failed_calls": 2, "chunks": 9, "bytes": 77, "change_age_
 SERVER = {"server": "rs1,16020,1", "shipped_operations": 9, "age_ms": 41, "oldest_wal_ms": 1200, "problem": ""}
 OWN = {"taken_over_from": "", "wals": [{"wal": "a", "position": 7}, {"wal": "b", "position": 0}]}
 OTHERS = {"taken_over_from": "rs0,16020,0", "wals": [{"wal": "c", "position": 7}]}
-DEAD = {"server": "rs2,16020,2", "shipped_operations": None, "age_ms": None, "oldest_wal_ms": None, "queues": []}
+DEAD: dict[str, Any] = {
+    "server": "rs2,16020,2",
+    "shipped_operations": None,
+    "age_ms": None,
+    "oldest_wal_ms": None,
+    "queues": [],
+}
 FOUND: dict[str, Any] = {
     "name": "orders_log",
     "state": "active",
