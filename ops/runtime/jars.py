@@ -135,7 +135,7 @@ def _pyspark_version() -> str:
 
 def hdfs_jars() -> list[Path]:
     """The servers of HDFS, and what they need of pyspark's jars. Raises Unavailable."""
-    return [*fetch_jars(HDFS), *sorted(_pyspark_jars())]
+    return [*fetch_jars(HDFS), *fetch_jars(SETS["hdfs_web"]), *sorted(_pyspark_jars())]
 
 
 def yarn_jars() -> list[Path]:

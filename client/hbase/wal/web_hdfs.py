@@ -147,12 +147,12 @@ class WebHdfs:
         kind, text = _remote(reply)
         if kind == "EOFException":  # the place is behind the end
             return b""
-        raise self._refusal(reply, f"{self._name}{path}", f"{node}: {kind}", text)
+        raise self._refusal(reply, f"{self._name}{path} at {node}", kind, text)
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def _refusal(self, reply: Reply, path: str, kind: str, text: str) -> OSError:
-        if reply.status == 404:
+        if kind == "FileNotFoundException":
             return FileNotFoundError(f"{path}: {text}")
         if reply.status == 401 and "negotiate" in reply.headers.get("www-authenticate", "").lower():
             return HdfsRefused(

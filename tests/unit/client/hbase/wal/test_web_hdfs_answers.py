@@ -160,6 +160,17 @@ def test_a_token_is_sent_and_never_shown(
     assert TOKEN not in "".join(shown)
 
 
+def test_a_404_of_another_server_is_no_missing_file(nodes: list[Node]) -> None:
+    nodes[0].answer = lambda _: Answer(404, b"<html>")
+    for ask in (lambda: store_of(nodes[0]).entries("/x"), lambda: store_of(nodes[0]).read("/f", 0, 1)):
+        with pytest.raises(OSError, match="/[xf]: 404") as problem:
+            ask()
+        assert not isinstance(problem.value, FileNotFoundError)
+    nodes[0].answer = lambda _: refusal(404, "FileNotFoundException")
+    with pytest.raises(FileNotFoundError):
+        store_of(nodes[0]).entries("/x")
+
+
 def test_a_redirect_to_another_protocol_is_not_followed(nodes: list[Node]) -> None:
     nodes[0].answer = lambda _: Answer(307, b"", (("Location", "ftp://127.0.0.1/f"),))
     with pytest.raises(OSError, match="names no DataNode with http"):
