@@ -163,7 +163,7 @@ def test_a_token_is_sent_and_never_shown(
 def test_a_404_of_another_server_is_no_missing_file(nodes: list[Node]) -> None:
     nodes[0].answer = lambda _: Answer(404, b"<html>")
     for ask in (lambda: store_of(nodes[0]).entries("/x"), lambda: store_of(nodes[0]).read("/f", 0, 1)):
-        with pytest.raises(OSError, match="/[xf]: 404") as problem:
+        with pytest.raises(OSError, match=r"/[xf]: 404") as problem:
             ask()
         assert not isinstance(problem.value, FileNotFoundError)
     nodes[0].answer = lambda _: refusal(404, "FileNotFoundException")
