@@ -136,7 +136,20 @@ class WebHdfs:
             except NoResponse as error:
                 if len(without) + 1 >= _DATA_NODE_ATTEMPTS:
                     raise OSError(f"{path}: no DataNode sends it: {error}") from None
-            without.append(parts.hostname)
+            without.append(self._transfer_address(path, parts.hostname, parts.port))
+
+    def _transfer_address(self, path: str, host: str, port: int | None) -> str:
+        """Of the DataNode with this address of HTTP: it is what a NameNode knows it by."""
+        try:
+            blocks = self._json(self._ask("GET_BLOCK_LOCATIONS", path), path, "LocatedBlocks", "locatedBlocks")
+            nodes = [node for block in blocks for node in block["locations"]]
+            return next(
+                f"{node['ipAddr']}:{node['xferPort']}"
+                for node in nodes
+                if host in (node["hostName"], node["ipAddr"]) and port in (node["infoPort"], node["infoSecurePort"])
+            )
+        except (KeyError, TypeError, StopIteration):
+            return host
 
     def _data(self, reply: Reply, path: str, node: str) -> bytes:
         if reply.status == 200:

@@ -100,9 +100,18 @@ def test_a_name_node_that_is_not_active_is_left_for_the_one_that_is(nodes: list[
 
 def test_less_than_a_data_node_promised_is_no_end_of_the_file(nodes: list[Node]) -> None:
     name_node, data_node, other = nodes
+    known = {"hostName": "127.0.0.1", "infoSecurePort": 0, "xferPort": 9866}
+    addresses = {"10.0.0.1": other, "10.0.0.2": data_node}
+    locations = [
+        {**known, "ipAddr": address, "infoPort": int(node.host.partition(":")[2])}
+        for address, node in addresses.items()
+    ]
+    blocks: list[dict[str, object]] = [{"locations": locations}]
 
     def redirect(target: str) -> Answer:
-        node = other if "excludedatanodes=127.0.0.1" in target else data_node
+        if "GET_BLOCK_LOCATIONS" in target:
+            return Answer(200, json.dumps({"LocatedBlocks": {"locatedBlocks": blocks}}).encode())
+        node = other if "excludedatanodes=10.0.0.2%3A9866" in target else data_node
         return Answer(307, b"", (("Location", f"http://{node.host}/webhdfs/v1/f?op=OPEN&offset=0&length=7&x=%25"),))
 
     name_node.answer = redirect
@@ -113,6 +122,7 @@ def test_less_than_a_data_node_promised_is_no_end_of_the_file(nodes: list[Node])
     asked = parse_qs(urlsplit(other.asked[0]).query)
     assert (asked["offset"], asked["length"], asked["x"]) == (["5"], ["10"], ["%"])
     other.answer = data_node.answer
+    blocks.clear()  # none of the block's DataNodes
     with pytest.raises(OSError, match=r"no DataNode sends it: .* sent 4 bytes of 10"):
         store.read("/f", 5, 10)
 
