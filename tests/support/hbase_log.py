@@ -18,7 +18,6 @@ from typing import NamedTuple
 from logferry.client.hbase.cells import MARK_FAMILY, CellBlock
 from logferry.client.hbase.wal.entries import LogEnd, LogEntry, end_of_header, entry_at
 from logferry.client.hbase.wal.file_names import log_file
-from logferry.client.hbase.wal.web_hdfs import is_url
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 from logferry.ops.stack.processes import Child
 
@@ -86,9 +85,7 @@ def compare(found: Sequence[Written], log: set[Logged]) -> None:
 
 
 class HBaseTail:
-    """``logferry hbase tail``: a process that tests kill and restart. ``root``: the folder with WALs and oldWALs, here
-    or in HDFS.
-    """
+    """``logferry hbase tail``: a process that tests kill and restart. ``root``: the folder with WALs and oldWALs."""
 
     def __init__(self, root: str | Path, urls: Sequence[str], topic: str, log: Path, tables: Sequence[str], *more: str):
         tail = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", "tail", topic, "--topic", topic]
@@ -117,19 +114,16 @@ class HBaseTail:
 
 
 class LoggedLoad:
-    """Tables of an HBase of their own, and what is written to them. ``root``: of HBase, where a tail finds it; its
-    logs are compared if that is here.
-    """
+    """Tables of an HBase of their own, and what is written to them."""
 
-    def __init__(self, hbase: HBaseCluster, folder: Path, workers: Gateway, root: str = "") -> None:
+    def __init__(self, hbase: HBaseCluster, folder: Path, workers: Gateway) -> None:
         self.hbase, self.folder, self.workers = hbase, folder, workers
-        self.root = root or str(hbase.data)
         self.tables = ["first", "second"]
         for table in self.tables:
             hbase.shell(f"create {table} d 0 4")
 
     def tail(self, topic: str, *more: str) -> HBaseTail:
-        return HBaseTail(self.root, self.workers.urls, topic, self.folder / f"{topic}.log", self.tables, *more)
+        return HBaseTail(self.hbase.data, self.workers.urls, topic, self.folder / f"{topic}.log", self.tables, *more)
 
     def regions(self, table: str) -> list[str]:
         return [one.partition("@")[0] for one in self.hbase.shell(f"regions {table}").split()]
@@ -149,6 +143,5 @@ class LoggedLoad:
         """How many changes the topic has."""
         found = chunks_of(self.workers.kafka.bootstrap, f"dc1.{topic}")
         judge(found, {table: scanned(self.hbase, table, self.folder) for table in self.tables})
-        if not is_url(self.root):
-            compare(found, logged(self.hbase.data, self.tables))
+        compare(found, logged(self.hbase.data, self.tables))
         return len(found)
