@@ -178,7 +178,7 @@ def _shape(segments: list[str]) -> tuple[Any, ...]:
         return (7, segments[1], segments[2], segments[4], segments[6])
     if len(segments) == 4 and segments[1] == "elasticsearch":
         return (4, segments[1], segments[3])  # its parameter is in the second place
-    if len(segments) == 3 and segments[1] == "console":
+    if len(segments) == 3 and segments[1] in ("console", "transactions"):
         return (3, segments[1])
     return (len(segments), *segments[1:_FIRST], *segments[_FIRST + 1 : _SECOND], *segments[_SECOND + 1 :])
 
