@@ -17,14 +17,19 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient, CoordinationType
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.protocol import admin
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
+from logferry.gateway.kafka.aiokafka_internals import (
+    AIOKafkaClient,
+    ConsumerProtocolMemberAssignment,
+    CoordinationType,
+    FetchRequest,
+    OffsetRequest,
+    admin,
+    close_client,
+    connect,
+)
+from logferry.gateway.kafka.broker_connection import BrokerConnections
 from logferry.gateway.kafka.error_codes import UNKNOWN_TOPIC_OR_PARTITION
 from logferry.gateway.kafka.record_batch import FetchedRecords, committed_records
 from logferry.gateway.kafka.requests import (

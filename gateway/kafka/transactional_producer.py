@@ -30,11 +30,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.source_state import FENCE_KEY
 from logferry.gateway.kafka import error_codes
-from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
+from logferry.gateway.kafka.aiokafka_internals import AIOKafkaClient, close_client, connect
+from logferry.gateway.kafka.broker_connection import BrokerConnections
 from logferry.gateway.kafka.client import PASSING, KafkaClient
 from logferry.gateway.kafka.hanging_transactions import MAY_NOT_DESCRIBE, FencedProducer, NewerOwner, complete_hanging
 from logferry.gateway.kafka.record_batch import CODECS, RecordBatch, Stamp, batches

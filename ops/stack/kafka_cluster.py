@@ -28,7 +28,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from aiokafka.protocol.metadata import MetadataResponse_v1
+from logferry.gateway.kafka.aiokafka_internals import MetadataResponse_v1
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
