@@ -22,10 +22,12 @@ class Remote(BaseModel):
     """The connection to its Kafka cluster."""
     topics: Annotated[list[Pattern], Field(min_length=1)] = ["*"]
     """Patterns of the topics to mirror, without the data centre."""
+    exclude: list[Pattern] = []
+    """Patterns of the topics among them that are not mirrored, without the data centre."""
     prefixes: Dcs = []
     """The data centres whose topics are taken from there; default: its own. A chain lists others, too."""
     bytes_per_s: Rate | None = None
-    """The most that is fetched from there, in bytes per second and worker process; default: no limit."""
+    """The most that all workers together fetch from there, in bytes per second; default: no limit."""
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -40,7 +42,9 @@ class Remote(BaseModel):
     def takes(self, topic: str) -> bool:
         """Whether the topic, by its full name, is mirrored."""
         dc, dot, name = topic.partition(".")
-        return bool(dot) and dc in self.taken and any(fnmatchcase(name, pattern) for pattern in self.topics)
+        if not dot or dc not in self.taken or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return False
+        return any(fnmatchcase(name, pattern) for pattern in self.topics)
 
 
 class Limits(Strict):
@@ -71,6 +75,10 @@ class MirrorConfig(ServiceConfig):
     """Mirror the state topics of the remote gateways, so that the gateway here knows their sources."""
     carry_settings: bool = True
     """Keep the settings of the copies like their originals'; false: they are alike at the creation only."""
+    replicas: Annotated[int, Field(ge=1, le=16)] = 3
+    """The replicas of the copies that are created; fewer than 3 only with `replication` in `accept_weak_kafka`."""
+    history_retention_ms: Annotated[int, Field(ge=1000)] = 604_800_000
+    """For how long the offset history of records is kept that are not here any more."""
     remotes: Annotated[list[Remote], Field(min_length=1, alias="remote")]
     """The remote data centres."""
     limits: Limits = Limits()
@@ -84,6 +92,14 @@ class MirrorConfig(ServiceConfig):
                 raise ValueError(f'tokens: {token.name}: the mirror knows one right, admin = ["*"]')
         if self.tls is not None and self.tls.ca is not None:
             raise ValueError("tls.ca: has no effect, since the mirror's workers do not connect to each other")
+        return self
+
+    @model_validator(mode="after")
+    def _durable(self) -> MirrorConfig:
+        if self.replicas < 3 and "replication" not in self.accept_weak_kafka:
+            raise ValueError(
+                f"replicas: {self.replicas} are too few; accept it by name: accept_weak_kafka = ['replication']"
+            )
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ Connections of aiokafka leak and its shutdown may hang, so its clients are also 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, errors
@@ -33,7 +34,6 @@ __all__ = [
     "ABORT_MARKER",
     "AIOKafkaClient",
     "AIOKafkaConnection",
-    "ConsumerProtocolMemberAssignment",
     "ControlRecord",
     "CoordinationType",
     "DefaultRecordBatchBuilder",
@@ -139,6 +139,14 @@ def group_member(consumer: AIOKafkaConsumer) -> GroupMember:
     """The member that the group knows the started consumer as, and the generation of its assignment."""
     coordinator = consumer._coordinator
     return GroupMember(coordinator.generation, coordinator.member_id)
+
+
+def assigned_partitions(assignment: bytes, topic: str) -> list[int]:
+    """Of a member of a group, as the group describes it; none of another program's that cannot be decoded."""
+    with suppress(ValueError):
+        assigned = ConsumerProtocolMemberAssignment.decode(assignment).assignment
+        return [number for name, partitions in assigned if name == topic for number in partitions]
+    return []
 
 
 def rejoin(consumer: AIOKafkaConsumer) -> None:

@@ -64,10 +64,13 @@ class TargetTopics:
 
     Refreshed when the originals change, when a write failed (`invalidate`), and every half minute, settings every
     minute: describing thousands of partitions is costly. ``alters``: settings are kept alike after the creation.
+    ``replicas``: of a copy that is created.
     """
 
-    def __init__(self, kafka: KafkaClient, accept_weak_kafka: Sequence[str] = (), *, alters: bool = True) -> None:
-        self._kafka, self._accepted, self._alters = kafka, accept_weak_kafka, alters
+    def __init__(
+        self, kafka: KafkaClient, accept_weak_kafka: Sequence[str] = (), *, alters: bool = True, replicas: int = 3
+    ) -> None:
+        self._kafka, self._accepted, self._alters, self._replicas = kafka, accept_weak_kafka, alters, replicas
         self.known: dict[str, TopicMetadata] = {}
         self.errors: dict[str, str] = {}
         self.unaltered: dict[str, str] = {}
@@ -224,7 +227,9 @@ class TargetTopics:
 
     async def _create(self, topic: TopicMetadata, settings: dict[str, str]) -> None:
         brokers = len((await self._kafka.describe([])).brokers)
-        replicas, in_sync = replication(self._accepted, brokers)
+        replicas, in_sync = replication(self._accepted, min(brokers, self._replicas))
+        # More than the least: where brokers may be too few, as many as there are.
+        replicas = max(replicas, min(self._replicas, brokers if "replication" in self._accepted else self._replicas))
         configs = settings_of_copy(settings)
         configs |= {"unclean.leader.election.enable": "false", "min.insync.replicas": str(in_sync)}
         with suppress(errors.TopicAlreadyExistsError):

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
-from logferry.gateway.kafka import aiokafka_internals as internals
+from logferry.gateway.kafka import aiokafka_internals
 from logferry.gateway.kafka.aiokafka_internals import admin
 
 # {request: the arguments that this project gives it, the answer of its newest version}. Answers are read by position
@@ -26,16 +26,19 @@ _FETCHED = (
 )
 _TOPIC_ERRORS = "throttle_time_ms topic_errors [ topic error_code error_message ]"
 REQUESTS: dict[type[Any], tuple[list[str], str]] = {
-    internals.FetchRequest: (["max_wait_time", "min_bytes", "max_bytes", "isolation_level", "topics"], _FETCHED),
-    internals.OffsetRequest: (
+    aiokafka_internals.FetchRequest: (
+        ["max_wait_time", "min_bytes", "max_bytes", "isolation_level", "topics"],
+        _FETCHED,
+    ),
+    aiokafka_internals.OffsetRequest: (
         ["replica_id", "isolation_level", "topics"],
         "throttle_time_ms topics [ topic partitions [ partition error_code timestamp offset ] ]",
     ),
-    internals.OffsetCommitRequest: (
+    aiokafka_internals.OffsetCommitRequest: (
         ["consumer_group", "consumer_group_generation_id", "consumer_id", "retention_time", "topics"],
         "throttle_time_ms topics [ topic partitions [ partition error_code ] ]",
     ),
-    internals.InitProducerIdRequest: (
+    aiokafka_internals.InitProducerIdRequest: (
         ["transactional_id", "transaction_timeout_ms"],
         "throttle_time_ms error_code producer_id producer_epoch",
     ),
@@ -79,19 +82,21 @@ def test_a_request_takes_these_arguments_and_its_answer_has_these_fields(request
 
 
 FUNCTIONS: dict[Callable[..., Any], set[str]] = {
-    internals.create_conn: {
+    aiokafka_internals.create_conn: {
         *("host", "port", "client_id", "request_timeout_ms", "ssl_context", "security_protocol", "sasl_mechanism"),
         *("sasl_plain_username", "sasl_plain_password", "sasl_oauth_token_provider"),
     },
-    internals._send: {"self", "request", "expect_response"},
-    internals.AIOKafkaConnection.close: {"self", "reason"},
-    internals.AIOKafkaClient.__init__: {"client_id", "request_timeout_ms", "metadata_max_age_ms", "bootstrap_servers"},
-    internals.AIOKafkaClient.send: {"node_id", "request", "group"},
-    internals.AIOKafkaClient.bootstrap: {"self"},
-    internals.AIOKafkaClient.close: {"self"},
-    internals.AIOKafkaClient.coordinator_lookup: {"coordinator_type", "coordinator_key"},
-    internals.AIOKafkaClient.set_topics: {"topics"},
-    internals.AIOKafkaClient.force_metadata_update: {"self"},
+    aiokafka_internals._send: {"self", "request", "expect_response"},
+    aiokafka_internals.AIOKafkaConnection.close: {"self", "reason"},
+    aiokafka_internals.AIOKafkaClient.__init__: {
+        *("client_id", "request_timeout_ms", "metadata_max_age_ms", "bootstrap_servers"),
+    },
+    aiokafka_internals.AIOKafkaClient.send: {"node_id", "request", "group"},
+    aiokafka_internals.AIOKafkaClient.bootstrap: {"self"},
+    aiokafka_internals.AIOKafkaClient.close: {"self"},
+    aiokafka_internals.AIOKafkaClient.coordinator_lookup: {"coordinator_type", "coordinator_key"},
+    aiokafka_internals.AIOKafkaClient.set_topics: {"topics"},
+    aiokafka_internals.AIOKafkaClient.force_metadata_update: {"self"},
     GroupCoordinator.request_rejoin: {"self"},
     GroupCoordinator.close: {"self"},
     Fetcher.close: {"self"},
@@ -129,10 +134,10 @@ def uses(owner: type[Any], attribute: str) -> set[str]:
         (consumer_module.AIOKafkaConsumer, "_coordinator", "stop"),
         (consumer_module.AIOKafkaConsumer, "_fetcher", "stop"),
         (consumer_module.AIOKafkaConsumer, "_client", "stop"),
-        (internals.AIOKafkaClient, "_conns", "close"),
-        (internals.AIOKafkaConnection, "_writer", "close"),
-        (internals.AIOKafkaConnection, "_read_task", "close"),
-        (internals.AIOKafkaConnection, "_versions", "send"),
+        (aiokafka_internals.AIOKafkaClient, "_conns", "close"),
+        (aiokafka_internals.AIOKafkaConnection, "_writer", "close"),
+        (aiokafka_internals.AIOKafkaConnection, "_read_task", "close"),
+        (aiokafka_internals.AIOKafkaConnection, "_versions", "send"),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
@@ -143,7 +148,7 @@ def test_an_attribute_is_what_aiokafka_itself_works_with(owner: type[Any], attri
 def test_a_consumer_that_never_started_is_left() -> None:
     async def leave() -> list[Any]:
         consumer = AIOKafkaConsumer(bootstrap_servers="127.0.0.1:1", group_id="group")
-        await internals.leave_group(consumer)
+        await aiokafka_internals.leave_group(consumer)
         return [consumer._closed, consumer._coordinator, consumer._fetcher, dict(consumer._client._conns)]
 
     assert asyncio.run(leave()) == [True, None, None, {}]
@@ -160,7 +165,7 @@ def test_stopping_a_consumer_does_what_leaving_does() -> None:
 
 
 def test_record_batches_have_what_is_read_of_them() -> None:
-    builder = internals.DefaultRecordBatchBuilder(
+    builder = aiokafka_internals.DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
         is_transactional=1,
@@ -178,12 +183,12 @@ def test_record_batches_have_what_is_read_of_them() -> None:
         *(0, 5, b"k", b"v"),
         [("h", b"w")],
     )
-    assert internals.ControlRecord.parse(b"\0\0\0\0") == internals.ABORT_MARKER
-    assert internals.ControlRecord.parse(b"\0\0\0\1") != internals.ABORT_MARKER
+    assert aiokafka_internals.ControlRecord.parse(b"\0\0\0\0") == aiokafka_internals.ABORT_MARKER
+    assert aiokafka_internals.ControlRecord.parse(b"\0\0\0\1") != aiokafka_internals.ABORT_MARKER
 
 
 def _batches(raw: bytes) -> list[Any]:
-    records, found = internals.MemoryRecords(raw), []
+    records, found = aiokafka_internals.MemoryRecords(raw), []
     while records.has_next():
         found.append(records.next_batch())
     return found
@@ -192,7 +197,7 @@ def _batches(raw: bytes) -> list[Any]:
 def test_a_request_of_our_own_is_built_for_the_version_that_the_broker_knows() -> None:
     """`FlexibleRequest` is prepared as aiokafka's own are, by `_CLASSES` and the versions of the connection."""
 
-    class Mine(internals.Request[internals.RequestStruct]):  # type: ignore[misc]
+    class Mine(aiokafka_internals.Request[aiokafka_internals.RequestStruct]):  # type: ignore[misc]
         API_KEY = 99
 
         def build(self, request_struct_class: type[Any]) -> Any:
