@@ -230,7 +230,8 @@ class OffsetTranslation:
             try:
                 fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
             except errors.OffsetOutOfRangeError:
-                raise _gone(tp, offset) from None
+                detail = f"the offset history of {tp[0]}-{tp[1]} does not reach back so far: the records are gone here"
+                raise Problem("out-of-range", detail) from None
             except CorruptBatch as error:
                 damage = f": {error}"
                 continue

@@ -50,8 +50,8 @@ async def test_the_limit_of_a_link_holds_over_all_workers(world: World) -> None:
         seconds = time.monotonic() - began
         brought = sum([await fetched_bytes(worker.url) for worker in workers]) - before
         print(f"{brought / seconds / 1000:.0f} kB/s of {limit / 1000:.0f}")
-        # A second's worth was saved up, and each worker may have a fetch of its three brokers too many at the end.
-        assert brought <= 1.1 * limit * (seconds + 1) + 2 * 3 * 65_536
+        # A second's worth was saved up, and each worker may have a fetch too many at the end.
+        assert brought <= 1.1 * limit * (seconds + 1) + 2 * 65_536
         assert brought > sent_bytes / 2
         assert all([await fetched_bytes(worker.url) > sent_bytes / 8 for worker in workers])
 
@@ -131,7 +131,7 @@ async def test_history_of_records_that_are_gone_is_removed_and_the_rest_is_exact
                     assert await translation.to_original(tp, local) == at
             for at, local in pairs[1].items():
                 assert await translation.to_here(other, at) == local
-            with pytest.raises(Problem, match="no longer holds offset 0"):
+            with pytest.raises(Problem, match="does not reach back so far"):
                 await translation.to_here(tp, 0)
             await producer.send_and_wait(world.topic, b"more", partition=0)
         with mirroring(world.mirror) as url:  # a worker that takes over continues
