@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated
 
 from logferry.gateway.config import MIB, Dc, Dcs, KafkaSettings, Pattern, Rate, ServiceConfig, Strict, load_as
 from logferry.gateway.contract.mirror_state import mirror_lane_of
+from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.gateway.kafka.types import LaneIdentity
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +26,8 @@ class Remote(BaseModel):
     """Patterns of the topics to mirror, without the data centre."""
     exclude: list[Pattern] = []
     """Patterns of the topics among them that are not mirrored, without the data centre."""
+    renamed: dict[str, str] = {}
+    """Topics without the name of a data centre, and the names of their copies, as in `{ "orders" = "dc1.orders" }`."""
     prefixes: Dcs = []
     """The data centres whose topics are taken from there; default: its own. A chain lists others, too."""
     bytes_per_s: Rate | None = None
@@ -39,12 +43,41 @@ class Remote(BaseModel):
         dc = topic.partition(".")[0]
         return dc != self.dc and dc in self.taken
 
+    @model_validator(mode="after")
+    def _renamed(self) -> Remote:
+        for there, here in self.renamed.items():
+            dc, name = _split(here)
+            if dc != self.dc:
+                raise ValueError(f"renamed: {there}: the copy must be named {self.dc}.{name or there}, not {here}")
+            if there.partition(".")[0] in self.taken:
+                raise ValueError(f"renamed: {there}: it has the name of a data centre already, and keeps it")
+        if len({*self.renamed.values()}) < len(self.renamed):
+            raise ValueError("renamed: two topics cannot have one copy")
+        return self
+
+    def here(self, topic: str, also: Container[str] = ()) -> str | None:
+        """The name of the copy of a topic of the remote; None: it is not mirrored. ``also``: others that are."""
+        return self.renamed.get(topic, topic if self.takes(topic) or topic in also else None)
+
+    def there(self, topic: str) -> str:
+        """The name in the remote of the topic that has this copy."""
+        return next((there for there, here in self.renamed.items() if here == topic), topic)
+
     def takes(self, topic: str) -> bool:
         """Whether the topic, by its full name, is mirrored."""
         dc, dot, name = topic.partition(".")
+        if topic in self.renamed.values():  # that one is the copy of another
+            return False
         if not dot or dc not in self.taken or any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return False
         return any(fnmatchcase(name, pattern) for pattern in self.topics)
+
+
+def _split(topic: str) -> tuple[str, str]:
+    try:
+        return split_topic(topic)
+    except Malformed as error:
+        raise ValueError(f"renamed: {topic}: {error}") from None
 
 
 class Limits(Strict):

@@ -55,7 +55,10 @@ class RemoteWait:
 
 
 class RemoteCluster:
-    """``sources``: state topics to copy, too. ``on_topics`` is called with all mirrored topics after each refresh."""
+    """``sources``: state topics to copy, too. ``on_topics`` is called with all mirrored topics after each refresh.
+
+    ``topics``: by the names of their copies, which all here go by; the remote is asked by the names that it has.
+    """
 
     def __init__(
         self,
@@ -128,8 +131,8 @@ class RemoteCluster:
         except (errors.KafkaError, OSError, TimeoutError) as error:
             self.report_failure(f"{self.remote.dc} does not answer: {error!r}")
             return
-        taken = (topic for topic in view.topics.values() if self.remote.takes(topic.name) or topic.name in self.sources)
-        self.topics = {topic.name: topic for topic in taken}
+        copies = ((self.remote.here(name, self.sources), topic) for name, topic in view.topics.items())
+        self.topics = {copy: topic._replace(name=copy) for copy, topic in copies if copy is not None}
         self._failing.discard(_TOPICS)  # it is added again where they fail
         await self._on_topics(self, self.topics)
         if _TOPICS not in self._failing:
@@ -139,6 +142,10 @@ class RemoteCluster:
             partition.is_quiet = are_many and partition.heard_at < quiet_before
             self._assign(partition)
         self._share_limit()
+
+    async def offset(self, tp: TopicPartition, time_ms: int) -> int:
+        """As `KafkaClient.offset`; ``tp``: of the copy."""
+        return await self.kafka.offset(self.remote.there(tp[0]), tp[1], time_ms)
 
     def follow(self, partition: MirroredPartition) -> None:
         """Fetches it from now on, whenever it has room."""
@@ -346,10 +353,10 @@ class Fetcher:
             partition.halt("fetch-rejected", detail)
 
     async def _range(self, partition: MirroredPartition) -> None:
-        kafka, tp = self._link.kafka, partition.tp
+        tp = partition.tp
         try:
-            first = await kafka.offset(*tp, EARLIEST)
-            end = await kafka.offset(*tp, LATEST)
+            first = await self._link.offset(tp, EARLIEST)
+            end = await self._link.offset(tp, LATEST)
         except (errors.KafkaError, OSError, TimeoutError) as error:
             detail = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
             partition.halt("fetch-rejected", detail)

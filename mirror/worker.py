@@ -69,7 +69,7 @@ async def _parts(
             if link.kafka.cluster_id == kafka.cluster_id:
                 raise ConfigError(f"remote {dc}: this is the cluster of {config.dc} itself, a replication cycle")
             try:
-                await targets.ensure(link.kafka, topics)
+                await targets.ensure(link.kafka, topics, link.remote.there)
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 # The copies that exist are written all the same.
                 link.report_failure(f"the topics of {dc} cannot be created here: {error!r}")

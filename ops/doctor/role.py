@@ -157,6 +157,7 @@ def _mirror(path: Path) -> Role:
     clusters = [Cluster("kafka", config.kafka, local, config, config.group)]
     for remote in config.remotes:
         remote_needs = tuple(TopicRights(f"{dc}.", True, _COPY) for dc in remote.taken)
+        remote_needs += tuple(TopicRights(name, False, _COPY) for name in remote.renamed)
         clusters.append(Cluster(f"remote {remote.dc}", remote.kafka, remote_needs))
     return _service(config, clusters)
 

@@ -10,14 +10,17 @@ from contextlib import ExitStack, asynccontextmanager
 import aiohttp
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import NewTopic, RecordsToDelete
+from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.topics.copies import OffsetTranslation
+from logferry.ops.audit.command import main as audit
+from logferry.ops.stack.stack import Stack
 
-from tests.support.mirror import read_log, remote, true_pairs
-from tests.support.mirrored_topic import World, mirroring
+from tests.support.kafka import becomes, commit
+from tests.support.mirror import differences_in_the_end, read_log, remote, true_pairs
+from tests.support.mirrored_topic import World, mirroring, settings_of
 
 _PARTITIONS = 8
 
@@ -142,3 +145,47 @@ async def test_history_of_records_that_are_gone_is_removed_and_the_rest_is_exact
             await world.state(url, "caught-up")
     there, here_log = await read_log(world.there, world.topic), await read_log(world.here, world.topic)
     assert [copied for _, copied in there[0]][30:] == [copied for _, copied in here_log[0]]
+
+
+async def test_a_topic_without_a_data_centre_is_copied_under_the_name_that_it_gets(
+    world: World, stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all that goes by names: settings, partitions that are added, positions of consumers, stops, the audit."""
+    plain, world.topic = f"orders-{world.name}", f"dc1.{world.name}-orders"
+    world.configure(
+        remote=[remote(stack, "dc1", topics=["none"], renamed={plain: world.topic})]  # type: ignore[arg-type]
+    )
+    settings = {"retention.ms": "123456789"}
+    await world.admin(world.there, "create_topics", [NewTopic(plain, 1, 1, topic_configs=settings)])
+    async with AIOKafkaProducer(bootstrap_servers=world.there) as producer:
+        for number in range(3):
+            await producer.send_and_wait(plain, b"%d" % number, key=b"key", headers=[("h", b"v")])
+        with mirroring(world.mirror) as url:
+            assert await differences_in_the_end((world.there, plain), (world.here, world.topic)) == []
+            assert (await settings_of(world.here, world.topic))["retention.ms"] == "123456789"
+            await world.admin(world.there, "create_partitions", {plain: NewPartitions(2)})
+            await producer.send_and_wait(plain, b"more", partition=1)
+            assert await differences_in_the_end((world.there, plain), (world.here, world.topic)) == []
+            await commit(stack.cluster("dc1"), "shop", plain, 2)
+            pairs = true_pairs(await read_log(world.there, plain), await read_log(world.here, world.topic))
+            assert await becomes(stack.cluster("dc2"), "shop", world.topic, pairs[0][2])
+            # What retention removed there while the mirror was away is a stop, which an operator ends.
+            await world.state(url, "caught-up")
+        for number in range(3):
+            await producer.send_and_wait(plain, b"lost-%d" % number, partition=0)
+        end = await producer.send_and_wait(plain, b"kept", partition=0)
+        gone = {TopicPartition(plain, 0): RecordsToDelete(before_offset=end.offset)}
+        await world.admin(world.there, "delete_records", gone)
+        with mirroring(world.mirror) as url:
+            await world.state(url, "records-removed")
+            assert (await world.resume(url, "earliest"))[1] == {
+                "topic": world.topic,
+                "partition": 0,
+                "from": end.offset,
+            }
+            await world.state(url, "caught-up")
+            copy = [copied.value for _, copied in (await read_log(world.here, world.topic))[0]]
+            assert copy == [b"0", b"1", b"2", b"kept"]
+    command = ["--mirror", "dc1:dc2", "--config", str(world.mirror.file), "--topic", f"{world.name}-orders"]
+    assert await asyncio.to_thread(audit, command) == 0, capsys.readouterr().out
+    assert "exact" in capsys.readouterr().out
