@@ -113,7 +113,8 @@ async def test_what_nothing_is_known_of_is_not_guessed(careless: KafkaCluster, t
 async def test_without_the_right_to_end_it_the_other_partitions_are_written(tmp_path: Path, topic_name: str) -> None:
     """By a user with the documented rights alone, which are enough for all but this."""
     settings = {"transaction.partition.verification.enable": "false"}
-    with SecuredKafka(tmp_path / "kafka", ["unused"], settings=settings) as secured:
+    secured = SecuredKafka(tmp_path / "kafka", ["unused"], settings=settings)
+    with secured:
         async with lane(secured, topic_name, partitions=2) as world:
             prefix = world.config.prefix
             rights = [

@@ -152,9 +152,7 @@ async def test_a_topic_without_a_data_centre_is_copied_under_the_name_that_it_ge
 ) -> None:
     """With all that goes by names: settings, partitions that are added, positions of consumers, stops, the audit."""
     plain, world.topic = f"orders-{world.name}", f"dc1.{world.name}-orders"
-    world.configure(
-        remote=[remote(stack, "dc1", topics=["none"], renamed={plain: world.topic})]  # type: ignore[arg-type]
-    )
+    world.configure(remote=[remote(stack, "dc1", topics=["none"], renamed={plain: world.topic})])
     settings = {"retention.ms": "123456789"}
     await world.admin(world.there, "create_topics", [NewTopic(plain, 1, 1, topic_configs=settings)])
     async with AIOKafkaProducer(bootstrap_servers=world.there) as producer:
@@ -164,7 +162,8 @@ async def test_a_topic_without_a_data_centre_is_copied_under_the_name_that_it_ge
             assert await differences_in_the_end((world.there, plain), (world.here, world.topic)) == []
             assert (await settings_of(world.here, world.topic))["retention.ms"] == "123456789"
             await world.admin(world.there, "create_partitions", {plain: NewPartitions(2)})
-            await producer.send_and_wait(plain, b"more", partition=1)
+            async with AIOKafkaProducer(bootstrap_servers=world.there) as other:  # it knows the new partition
+                await other.send_and_wait(plain, b"more", partition=1)
             assert await differences_in_the_end((world.there, plain), (world.here, world.topic)) == []
             await commit(stack.cluster("dc1"), "shop", plain, 2)
             pairs = true_pairs(await read_log(world.there, plain), await read_log(world.here, world.topic))

@@ -242,7 +242,7 @@ def test_the_kafka_is_the_newest_one_or_the_one_that_is_named(monkeypatch: pytes
     assert [str(jar) for jar in jars.kafka_jars()] == ["kafka-4.1.2"]
     assert [str(jar) for jar in jars.kafka_jars("4.2")] == ["kafka-4.2.2"]
     monkeypatch.setenv("LOGFERRY_KAFKA_VERSION", "4.0")
-    with pytest.raises(jars.CommandError, match=r"Kafka 4\.0: LOGFERRY_KAFKA_VERSION may be 4\.3, 4\.2, 4\.1"):
+    with pytest.raises(CommandError, match=r"Kafka 4\.0: LOGFERRY_KAFKA_VERSION may be 4\.3, 4\.2, 4\.1"):
         jars.kafka_jars()
 
 
