@@ -15,7 +15,6 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 from aiohttp import web
-from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
 from logferry.gateway.api import status_schemas
 from logferry.gateway.api.diagnosis import AllWorkers, SilentWorker, as_document, diagnose
@@ -26,6 +25,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Quotas, computed
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.kafka.aiokafka_internals import create_conn
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.lane import Lane

@@ -149,10 +149,15 @@ def _mirror(path: Path) -> Role:
     taken = sorted({f"{dc}." for remote in config.remotes for dc in remote.taken})
     settings = ("ALTER_CONFIGS",) if config.carry_settings else ()
     copies = [TopicRights(name, True, (*_DATA, "ALTER", *settings)) for name in taken]
-    local = (*copies, *_own_topics(config.state_topic), TopicRights(config.history_topic, False, _DATA))
+    local = (
+        *copies,
+        *_own_topics(config.state_topic),
+        TopicRights(config.history_topic, False, _DATA, ("DELETE",), "bounds its size"),
+    )
     clusters = [Cluster("kafka", config.kafka, local, config, config.group)]
     for remote in config.remotes:
         remote_needs = tuple(TopicRights(f"{dc}.", True, _COPY) for dc in remote.taken)
+        remote_needs += tuple(TopicRights(name, False, _COPY) for name in remote.renamed)
         clusters.append(Cluster(f"remote {remote.dc}", remote.kafka, remote_needs))
     return _service(config, clusters)
 

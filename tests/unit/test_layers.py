@@ -283,6 +283,8 @@ def test_what_decides_does_no_io_and_has_no_clock(module: str) -> None:
 DECODERS = (
     *("gateway.kafka.record_batch", "gateway.contract.chunk", "gateway.contract.source_state"),
     *("gateway.contract.varint", "client.reading.decode", "mirror.copy"),
+    *(f"gateway.kafka.aiokafka_internals.{one}" for one in ("ControlRecord", "DefaultRecordBatchBuilder")),
+    "gateway.kafka.aiokafka_internals.MemoryRecords",
 )
 VALUES = ("client.reading.decode.ReceivedChunk",)
 
@@ -293,6 +295,34 @@ def test_the_audit_decodes_nothing_with_what_it_judges(module: str) -> None:
     assert [name for name in names if within(name, *DECODERS) and name not in VALUES] == []
     assert [name for name in names if within(name, "aiokafka.record")] == []
     assert module != "ops.audit.records.batches" or not [name for name in names if within(name, *FOLDERS, "aiokafka")]
+
+
+# The documented interface of aiokafka: what else it has may change with each of its versions.
+AIOKAFKA = {
+    *("aiokafka.AIOKafkaConsumer", "aiokafka.AIOKafkaProducer", "aiokafka.ConsumerRebalanceListener"),
+    *("aiokafka", "aiokafka.TopicPartition", "aiokafka.errors", "aiokafka.structs.TopicPartition"),
+    "aiokafka.abc.AbstractTokenProvider",
+}
+INTERNALS = "gateway.kafka.aiokafka_internals"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != INTERNALS])
+def test_one_module_alone_knows_the_inside_of_aiokafka(module: str) -> None:
+    names = [name for name in imported(path_of(module)) if within(name, "aiokafka")]
+    assert [name for name in names if name not in AIOKAFKA and not within(name, "aiokafka.errors")] == []
+
+
+def test_one_module_alone_touches_private_attributes_of_aiokafka() -> None:
+    """Any attribute that begins with an underscore and belongs to a client, consumer, producer or connection."""
+    found = [
+        f"{module}: {ast.unparse(node)}"
+        for module in MODULES
+        if module != INTERNALS and "aiokafka" in path_of(module).read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
+        if re.fullmatch(r".*(client|consumer|producer|connection|coordinator|fetcher)", ast.unparse(node.value))
+    ]
+    assert found == []
 
 
 def test_a_module_that_calls_itself_pure_is_tested_as_pure() -> None:
