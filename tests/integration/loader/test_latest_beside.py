@@ -10,8 +10,9 @@ from deltalake import DeltaTable
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.commands.compact import drop_old
 from logferry.loaders.commands.repair import reset_table
+from logferry.loaders.errors import ForeignTable
 from logferry.loaders.location import Location
-from logferry.loaders.planning.ledger_entry import DROP, REQUARANTINE, RESET, TablePaths
+from logferry.loaders.planning.ledger_entry import DROP, RESET, TablePaths
 from logferry.loaders.planning.position_plan import ResetTarget
 from logferry.loaders.runs.table_run import load_table, requarantine_table
 from logferry.loaders.storage.files import open_table
@@ -21,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.hbase_loads import random_edits, shown, wanted
 from tests.support.hbase_state import CellChange
-from tests.support.loader import Topic, quarantine, stored
+from tests.support.loader import Topic, stored
 from tests.support.loader_faults import seeded
 from tests.support.table_loads import done, job, reload
 
@@ -103,23 +104,18 @@ async def test_reset_reload_compact_and_drop(
     changes.check()
 
 
-async def test_changes_that_come_out_of_the_quarantine(
+async def test_a_table_of_another_parser_gets_no_state(
     changes: Changes, loader: Callable[..., Loader], topic: Topic, table: Location
 ):
-    """Loaded with a parser that reads none of them, then with the right one: some are older than what is there."""
+    """Neither by a load nor out of its quarantine: both name the columns that are missing."""
     await changes.write()
-    wrong = {"format": "regex", "pattern": "(?<word>none of them)"}
-    done(load_table(loader(), job(table, topic.name, parser=wrong)))
+    done(load_table(loader(), job(table, topic.name, parser={"format": "regex", "pattern": "(?<word>none)"})))
     assert stored(table) == []
-    packed = sum(row["attributes"] == [("format", "msgpack"), ("table", "orders")] for row in quarantine(table))
-    await changes.write()
     work = job(table, topic.name, parser=PARSER)
-    done(load_table(loader(), work))
-    moved = [batch for batch in done(requarantine_table(loader(), work)) if batch.rows]
-    assert moved
-    assert read_ledger(table)[-1].kind == REQUARANTINE
-    print(packed, len(quarantine(table)))
-    changes.check()
+    for command in (load_table, requarantine_table):
+        with pytest.raises(ForeignTable, match="has other columns than the job: family_bytes"):
+            done(command(loader(), work))
+    assert open_table(TablePaths.of(table).latest) is None
 
 
 def _rows(paths: TablePaths) -> list[str]:
