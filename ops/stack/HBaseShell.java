@@ -27,7 +27,6 @@ import org.apache.hadoop.hbase.client.Connection;
 import org.apache.hadoop.hbase.client.ConnectionFactory;
 import org.apache.hadoop.hbase.client.Delete;
 import org.apache.hadoop.hbase.client.Durability;
-import org.apache.hadoop.hbase.client.Get;
 import org.apache.hadoop.hbase.client.Put;
 import org.apache.hadoop.hbase.client.RegionLocator;
 import org.apache.hadoop.hbase.client.Result;
@@ -93,9 +92,6 @@ public class HBaseShell {
             case "roll": admin.rollWALWriter(ServerName.valueOf(words[1])); return "";
             case "serial": return serial(words[1], Boolean.parseBoolean(words[2]));
             case "peer": return peer(words);
-            case "enable": admin.enableReplicationPeer(words[1]); return "";
-            case "disable": admin.disableReplicationPeer(words[1]); return "";
-            case "has": return has(words[1], words[2]);
             case "write": return write(words);
             case "written": return String.valueOf(written.get());
             case "until": return until(Long.parseLong(words[1]));
@@ -195,12 +191,6 @@ public class HBaseShell {
             case "delete_family": return delete.addFamily(family, at);
             case "delete_family_version": return delete.addFamilyVersion(family, at);
             default: throw new IllegalArgumentException("no kind of delete " + kind);
-        }
-    }
-
-    private String has(String name, String row) throws Exception {
-        try (Table table = connection.getTable(TableName.valueOf(name))) {
-            return String.valueOf(table.exists(new Get(Bytes.toBytesBinary(row))));
         }
     }
 

@@ -60,6 +60,7 @@ async def changes(topic: Topic, table: Location) -> Changes:
     return Changes(topic, table)
 
 
+@pytest.mark.long
 async def test_reset_reload_compact_and_drop(
     changes: Changes, loader: Callable[..., Loader], topic: Topic, table: Location, spark: SparkSession
 ):
