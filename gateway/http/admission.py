@@ -27,9 +27,9 @@ from typing import Final, ParamSpec, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from logferry.gateway.access.rights import Patterns
 from logferry.gateway.config import Config, Limits
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.auth import Patterns
 from logferry.gateway.http.request import validated
 from logferry.gateway.limits import BURST_S, FairShare, RateLimit, Scope, TokenBucket
 from logferry.gateway.metrics import IN_FLIGHT, THROTTLED, THROTTLED_SECONDS

@@ -18,11 +18,12 @@ from typing import Any, Final
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
+from logferry.gateway.access.rights import ANYBODY, Caller
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import TOKEN
-from logferry.gateway.http.auth import ANYBODY, Caller, Gate, Right
+from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import percent_decoded, trace_of
 from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
 
