@@ -290,6 +290,8 @@ class Config(ServiceConfig):
     """Limits of the rate of writing by topic."""
     worker_hosts: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = None
     """Patterns of the hosts of all workers: only they get forwarded requests; default: any, or loopback on loopback."""
+    admin_log_days: Annotated[int, Field(ge=0, le=36_500)] = 365
+    """The log of administrative acts and refusals is kept for so many days; 0: none is written."""
     graphite: Graphite | None = None
     """The Graphite server for metrics; default: none."""
     receivers: Receivers = Receivers()

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 from aiokafka.errors import UnknownTopicOrPartitionError
 from logferry.gateway.access.rights import ConsumerAct
-from logferry.gateway.api.forwarding import FORWARDED, REDIRECT, Forwarding
+from logferry.gateway.api.forwarding import REDIRECT, Forwarding
 from logferry.gateway.api.schemas import CommitBody, PositionsBody, PositionSetting
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition, split_topic
@@ -21,7 +21,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import LISTS_BYTES, Admission, computed
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import flag
-from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.http.router import FORWARDED, Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER
@@ -165,6 +165,7 @@ class ConsumersApi:
         for partition, offset in (await self.translation.of_cursors(cursors.values())).items():
             self._add(call, settings, partition, consumer_offsets.RequestedPosition(partition, offset))
         offsets = await consumer_offsets.resolved(self.kafka, settings.values())
+        call.facts.update(is_dry=is_dry, positions=len(offsets), topics=sorted({topic for topic, _ in offsets})[:10])
         await consumer_offsets.check_members(self.kafka, consumer)
         if not is_dry:
             await self._set(consumer, offsets)

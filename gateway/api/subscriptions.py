@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiokafka.errors import InvalidTopicError, UnknownTopicOrPartitionError
@@ -67,6 +68,7 @@ class SubscriptionsApi:
         call.knows_only()
         name = self._name(call)
         wanted = await self.admission.document(call.request, PushSubscription, LISTS_BYTES)
+        call.facts.update(topics=wanted.topics[:10], host=urlsplit(wanted.url).hostname)
         self._check_topics(wanted)
         try:
             wanted.check_dead_letters(self.config.dc)

@@ -137,7 +137,9 @@ class Gate:
             return ANYBODY
         caller = self._caller(headers.get("Authorization"), _SCHEMES if right is Right.AGENT else _BEARER)
         if not self._allows(caller, right, segments):
-            raise Problem("forbidden", f"the token {caller.name} does not have the right to do this")
+            refused = Problem("forbidden", f"the token {caller.name} does not have the right to do this")
+            refused.caller = caller.name
+            raise refused
         return caller
 
     def _caller(self, authorization: str | None, schemes: tuple[str, ...]) -> Caller:

@@ -14,6 +14,9 @@ from typing import Final
 
 from aiokafka.errors import KafkaError, NodeNotReadyError
 from logferry.gateway import log
+from logferry.gateway.admin_log.records import ACTS
+from logferry.gateway.admin_log.routes import AdminLogApi
+from logferry.gateway.admin_log.writer import AdminLog, admin_log_topic
 from logferry.gateway.api.consumers import ConsumersApi
 from logferry.gateway.api.forwarding import Forwarding
 from logferry.gateway.api.openapi import all_routes
@@ -124,11 +127,17 @@ async def _parts(
             StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions, gate).add_to,
             subscriptions_api.add_to,
             TablesApi(kafka, admission, reports).add_to,
+            AdminLogApi(kafka, admin_log_topic(config.group)).add_to,
             HealthApi(ownership, REGISTRY).add_to,
             ConsoleApi().add_to,
         ),
     )
     routes.clock = kafka.clock
+    if config.admin_log_days:
+        admin_log = AdminLog(kafka, config.group, url, config.admin_log_days, config.accept_weak_kafka)
+        routes.observe, routes.observed = admin_log.observe, ACTS
+        ownership.run_in_background(admin_log.run())
+        stack.push_async_callback(admin_log.stop)
     REGISTRY.register(TokenCollector(gate))
     REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
     for work in (
