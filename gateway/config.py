@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from logferry.gateway.access.settings import IssuerSettings, QuotaSettings, TokenSettings, check_tokens
 from logferry.gateway.access.settings import Pattern as Pattern
-from logferry.gateway.access.settings import QuotaSettings, TokenSettings, check_distinct
 from logferry.gateway.access.settings import Rate as Rate
 from logferry.gateway.access.settings import Strict as Strict
 from logferry.gateway.contract.names import check_dc, check_topic, full_topic, split_topic
@@ -177,6 +177,8 @@ class ServiceConfig(Strict):
     """Serve /metrics without a token, also to other hosts."""
     tokens: list[TokenSettings] = Field(default_factory=list)
     """The callers and their rights."""
+    issuers: list[IssuerSettings] = Field(default_factory=list)
+    """The OpenID Connect providers whose JSON Web Tokens are accepted."""
     tls: Tls | None = None
     """The certificate of the workers; default: plain HTTP."""
 
@@ -201,7 +203,7 @@ class ServiceConfig(Strict):
             )
         if host in _ALL_ADDRESSES and self.advertised_host is None:
             raise ValueError(f"listen: other hosts cannot connect to {host}; set advertised_host to the name they use")
-        check_distinct(self.tokens)
+        check_tokens(self.tokens, self.issuers)
         return self
 
     @property

@@ -39,6 +39,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "overloaded": (503, "Over a limit of the gateway"),
     "not-owner-yet": (503, "The lane is moving to another worker"),
     "behind": (503, "The mirror has not brought it yet"),
+    "issuer-unavailable": (503, "The keys of the token's issuer cannot be had"),
     "kafka-unavailable": (503, "Kafka does not answer"),
     "source-in-use": (503, "Another token has a session of the source"),
     "topic-not-durable": (503, "The topic is too weak for exactly-once delivery"),

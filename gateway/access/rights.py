@@ -12,10 +12,10 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
-from logferry.gateway.access.settings import ConsumerSettings, SecretSettings, TokenSettings
+from logferry.gateway.access.settings import ConsumerSettings, TokenSettings
 from logferry.gateway.contract.names import split_topic
 
 _DECISIONS: Final = 4096
@@ -92,7 +92,7 @@ _NO_NAMES: Final = NamePatterns([])
 class Caller:
     """A caller and its rights. ``name``: None where no tokens are configured. ``sha256``: of its token.
 
-    Its secret is valid from ``begins_s`` until before ``ends_s``.
+    Its secret is valid from ``begins_s`` until before ``ends_s``. ``claims``: of its JSON Web Token, by ``issuer``.
     """
 
     name: str | None
@@ -105,6 +105,8 @@ class Caller:
     sha256: bytes = field(default=b"", repr=False)
     begins_s: float = -math.inf
     ends_s: float = math.inf
+    issuer: str | None = None
+    claims: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def may_write_as(self, topic: str, source_id: str) -> bool:
         return self.write.match(topic) and self.sources.match(source_id)
@@ -131,19 +133,34 @@ ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY, report=_EVERY)
 NOBODY: Final = Caller(None, _NONE, _NONE, _NONE, _NO_NAMES, {})
 
 
-def callers_of(token: TokenSettings, dcs: frozenset[str]) -> list[Caller]:
-    """One for each secret: the same caller to everybody else, told apart when a secret ends or is removed."""
+def role_of(token: TokenSettings, dcs: frozenset[str]) -> Caller:
+    """The rights of an entry, for whoever has one of its secrets."""
     deny = token.deny
     write, read = Patterns(token.write, dcs, deny.write), Patterns(token.read, dcs, deny.read)
     admin, report = Patterns(token.admin, dcs, deny.admin), Patterns(token.report, dcs, deny.report)
     sources = NamePatterns(None if token.sources is None else [token.sources], deny.sources)
-    consumers = _consumers(token.consumers, deny.consumers)
+    return Caller(token.name, write, read, admin, sources, _consumers(token.consumers, deny.consumers), report)
 
-    def caller(secret: SecretSettings) -> Caller:
-        sha256, begins_s, ends_s = bytes.fromhex(secret.sha256), secret.begins_s, secret.ends_s
-        return Caller(token.name, write, read, admin, sources, consumers, report, sha256, begins_s, ends_s)
 
-    return [caller(secret) for secret in token.all_secrets]
+def callers_of(token: TokenSettings, role: Caller) -> list[Caller]:
+    """One for each secret: the same caller to everybody else, told apart when a secret ends or is removed."""
+    return [
+        replace(role, sha256=bytes.fromhex(secret.sha256), begins_s=secret.begins_s, ends_s=secret.ends_s)
+        for secret in token.all_secrets
+    ]
+
+
+def caller_by_claims(
+    role: Caller, subject: str, issuer: str, claims: Mapping[str, Any], digest: bytes, ends_s: float
+) -> Caller:
+    """The caller of a JSON Web Token. No entry has a colon in its name, so no caller is taken for another one."""
+    name = f"{role.name}:{subject}"
+    return replace(role, name=name, issuer=issuer, claims=claims, sha256=digest, ends_s=ends_s)
+
+
+def entry_of(name: str | None) -> str | None:
+    """The name of the entry that gives a caller of this name its rights."""
+    return None if name is None else name.partition(":")[0]
 
 
 def _consumers(settings: list[str] | ConsumerSettings | None, denied: list[str]) -> dict[ConsumerAct, NamePatterns]:

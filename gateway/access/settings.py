@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -75,6 +77,51 @@ class DenySettings(Strict):
     """Patterns of consumers that the caller may not use in any way."""
 
 
+class IssuerSettings(Strict):
+    """An OpenID Connect provider whose JSON Web Tokens are accepted from callers; takes the extra `logferry[oidc]`."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,64}$")]
+    """The name of the issuer in `tokens[].claims`, logs and metrics."""
+    issuer: Annotated[str, Field(min_length=1, max_length=512)]
+    """The exact `iss` of its tokens; without `keys_url` its discovery document is below this URL."""
+    audience: Annotated[list[Annotated[str, Field(min_length=1, max_length=512)]], OneOrMore, Field(min_length=1)]
+    """A token must have one of these as its `aud`."""
+    keys_url: str | None = None
+    """The URL of its keys (JWKS); default: as its discovery document says."""
+    ca_file: Path | None = None
+    """The certificates (PEM) that sign that of the issuer; default: those of the system."""
+    name_claim: Annotated[str, Field(min_length=1, max_length=256)] = "sub"
+    """The claim that names the caller, which is then called by the entry and this, as in `operators:alice`."""
+    clock_skew_s: Annotated[float, Field(ge=0, le=300)] = 30
+    """Dates of tokens may be off by so many seconds."""
+    keys_max_age_s: Annotated[float, Field(ge=600)] = 86_400
+    """Keys are used for so many seconds after the issuer gave them last; they are fetched every 5 minutes."""
+
+    @model_validator(mode="after")
+    def _encrypted(self) -> IssuerSettings:
+        check_fetchable(self.keys_url or self.issuer)
+        return self
+
+
+def check_fetchable(url: str) -> None:
+    """Raises ValueError for a URL from which keys cannot be fetched safely."""
+    parts = urlsplit(url)
+    is_here = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if not parts.hostname or not (parts.scheme == "https" or is_here) or parts.username is not None:
+        raise ValueError(f"{url!r} is no https URL of a host; plain http is for this machine alone")
+
+
+class ClaimSettings(Strict):
+    """What a JSON Web Token must say for its caller to have the rights of the entry."""
+
+    issuer: str
+    """The name of the issuer, as in `[[issuers]]`."""
+    claim: Annotated[str, Field(min_length=1, max_length=256)]
+    """The name of a claim, or the path to one in others, as in `realm_access.roles`."""
+    value: Annotated[str, Field(min_length=1, max_length=512)]
+    """The text that it must be, or must have in its list; of `scope` and `scp`: one of its words."""
+
+
 class TokenSettings(Strict):
     """A caller and its rights. The configuration holds the SHA-256 of its token, never the token."""
 
@@ -84,6 +131,8 @@ class TokenSettings(Strict):
     """The SHA-256 of the token in hexadecimal digits, as `logferry token` prints it; or a list of several."""
     secrets: list[SecretSettings] = []
     """Tokens with dates, beside those of `sha256`; in a rotation two of them overlap."""
+    claims: list[ClaimSettings] = []
+    """JSON Web Tokens with one of these claims have the rights of this entry, if those of no earlier one."""
     write: list[Pattern] = []
     """Patterns of topics that the caller may write."""
     read: list[Pattern] = []
@@ -105,8 +154,8 @@ class TokenSettings(Strict):
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
-        if not (self.sha256 or self.secrets):
-            raise ValueError(f"{self.name} has no secret; give it sha256 or secrets")
+        if not (self.sha256 or self.secrets or self.claims):
+            raise ValueError(f"{self.name} has no secret; give it sha256, secrets or claims")
         if not (self.write or self.read or self.admin or self.report):
             raise ValueError(f"{self.name} has no right; give it write, read, admin or report")
         for given, right in ("sources", "write"), ("consumers", "read"):
@@ -119,8 +168,8 @@ class TokenSettings(Strict):
         return [*(SecretSettings(sha256=sha256) for sha256 in self.sha256), *self.secrets]
 
     def valid_until_s(self, now_s: float) -> float:
-        """Until when one of the secrets is always valid, from now on; now: none is valid."""
-        until_s = now_s
+        """Until when one of the secrets is always valid, from now on; now: none is valid. With claims: for good."""
+        until_s = math.inf if self.claims else now_s
         for secret in sorted(self.all_secrets, key=lambda secret: secret.begins_s):
             if secret.begins_s <= until_s:
                 until_s = max(until_s, secret.ends_s)
@@ -144,8 +193,18 @@ class QuotaSettings(Strict):
         return self
 
 
-def check_distinct(tokens: list[TokenSettings]) -> None:
-    """Raises ValueError when two callers have the same name, or two secrets the same hash."""
+def check_tokens(tokens: list[TokenSettings], issuers: list[IssuerSettings]) -> None:
+    """Raises ValueError when two callers have the same name, two secrets the same hash, or an issuer is not there."""
+    known = [issuer.name for issuer in issuers]
+    if twice := [name for name in known if known.count(name) > 1]:
+        raise ValueError(f"issuers: {twice[0]} is given more than once")
+    identifiers = [issuer.issuer for issuer in issuers]
+    if len({*identifiers}) < len(identifiers):
+        raise ValueError("issuers: two of them have the same issuer")
+    for token in tokens:
+        for rule in token.claims:
+            if rule.issuer not in known:
+                raise ValueError(f"tokens: {token.name}: claims: there is no issuer {rule.issuer}")
     hashes = [(token.name, secret.sha256) for token in tokens for secret in token.all_secrets]
     for what, entries in ("name", [(token.name, token.name) for token in tokens]), ("sha256", hashes):
         values = [value for _, value in entries]

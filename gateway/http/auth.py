@@ -21,18 +21,23 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from logferry.gateway import log
-from logferry.gateway.access.rights import ANYBODY, NOBODY, Caller, callers_of
-from logferry.gateway.access.settings import TokenSettings, expiring
+from logferry.gateway.access.claims import ends_s, fits, subject, unverified
+from logferry.gateway.access.issuer import Issuer
+from logferry.gateway.access.rights import ANYBODY, NOBODY, Caller, caller_by_claims, callers_of, entry_of, role_of
+from logferry.gateway.access.settings import IssuerSettings, TokenSettings, expiring
 from logferry.gateway.config import ServiceConfig
 from logferry.gateway.contract.names import check_topic, full_topic, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import percent_decoded
 
+_DOTS: Final = 2  # in a JSON Web Token
+_VERIFIED: Final = 4096
 # The places of topic and source in a path: /v1/topics/{3}/sources/{5}/….
 _TOPIC, _SOURCE = 3, 5
 
@@ -80,22 +85,37 @@ class Gate:
     def __init__(self, config: ServiceConfig, clock_s: Callable[[], float] = time.time) -> None:
         self._config, self._clock_s = config, clock_s
         self._tokens: dict[bytes, Caller] = {}
+        self._roles: dict[str, Caller] = {}
+        self._issuers: dict[str, Issuer] = {}
+        self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
         self.settings: list[TokenSettings] = []
-        self.replace(config.tokens)
+        self.replace(config.tokens, config.issuers)
 
-    def replace(self, tokens: list[TokenSettings]) -> None:
-        """Accepts these tokens and no others from now on.
+    def replace(self, tokens: Sequence[TokenSettings], issuers: Sequence[IssuerSettings] = ()) -> None:
+        """Accepts these tokens, and those of these issuers, and no others from now on.
 
-        Raises ValueError: the last one cannot be removed, on loopback neither, where a proxy may be in front.
+        Raises ValueError: the last one cannot be removed, on loopback neither, where a proxy may be in front. Raises
+        ConfigError for an issuer that cannot be used; nothing is changed then.
         """
-        if self._tokens and not tokens:
+        if self.settings and not tokens:
             raise ValueError(
                 f"tokens: the last one cannot be removed while the {self._config.service} runs: "
                 "everybody could do everything"
             )
         dcs = self._config.known_dcs
-        self._tokens = {caller.sha256: caller for token in tokens for caller in callers_of(token, dcs)}
-        self.settings = tokens
+        # An issuer that stays the same keeps its keys.
+        before = self._issuers
+        self._issuers = {
+            one.issuer: known
+            if (known := before.get(one.issuer)) is not None and known.settings == one
+            else Issuer(one, self._clock_s)
+            for one in issuers
+        }
+        self._roles = {token.name: role_of(token, dcs) for token in tokens}
+        by_hash = [caller for token in tokens for caller in callers_of(token, self._roles[token.name])]
+        self._tokens = {caller.sha256: caller for caller in by_hash}
+        self._verified = {}
+        self.settings = [*tokens]
         for name, at in self.expiring():
             log.event("token_expires", token=name, at=at)
 
@@ -117,23 +137,25 @@ class Gate:
     def present(self, caller: Caller) -> Caller:
         """A caller admitted before, with its present rights: none if its token is gone or has ended, whatever bears
         its name."""
-        if not self._tokens:
+        if not self.settings:
             return ANYBODY
         found = self._tokens.get(caller.sha256, NOBODY)
+        if caller.issuer is not None:
+            with suppress(Problem):
+                found = self._by_claims(caller.issuer, caller.claims, caller.sha256) or NOBODY
         return found if found.begins_s <= self._clock_s() < found.ends_s else NOBODY
 
     def entry(self, name: str) -> Caller:
-        """The present rights of an entry, whatever the dates of its tokens."""
-        if not self._tokens:
-            return ANYBODY
-        return next((caller for caller in self._tokens.values() if caller.name == name), NOBODY)
+        """The present rights of the entry of a caller with this name, whatever the dates of its tokens."""
+        return self._roles.get(entry_of(name) or "", NOBODY) if self.settings else ANYBODY
 
     def admit(self, right: Right, headers: Mapping[str, str], segments: list[str]) -> Caller:
         """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.
 
-        Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one.
+        Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one; KeysMissing
+        where it may be admitted once the keys of its issuer were fetched.
         """
-        if not self._tokens or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
+        if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         caller = self._caller(headers.get("Authorization"), _SCHEMES if right is Right.AGENT else _BEARER)
         if not self._allows(caller, right, segments):
@@ -147,12 +169,49 @@ class Gate:
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
         caller = self._tokens.get(digest, NOBODY)
         if not hmac.compare_digest(caller.sha256, digest):
+            if self._issuers and presented.count(".") == _DOTS:
+                return self._of_issuer(presented, digest)
             raise Problem("unauthenticated", "the token is not configured here")
         if not caller.begins_s <= (now_s := self._clock_s()) < caller.ends_s:
             raise Problem(
                 "unauthenticated", f"the token {'is not valid yet' if now_s < caller.begins_s else 'has ended'}"
             )
         return caller
+
+    def _of_issuer(self, presented: str, digest: bytes) -> Caller:
+        """The caller of a JSON Web Token. What was verified is remembered, as long as the issuer's keys are the same.
+
+        Raises Problem ``unauthenticated``, ``issuer-unavailable`` or ``forbidden``.
+        """
+        known = self._verified.get(digest)
+        if known is not None:
+            caller, issuer, generation = known
+            if generation == issuer.generation and self._clock_s() < caller.ends_s:
+                issuer.check_age()
+                return caller
+        said = unverified(presented)
+        found = self._issuers.get(said.issuer)
+        if found is None:
+            raise Problem("unauthenticated", "the token is of an issuer that is not configured here")
+        verified = self._by_claims(said.issuer, found.claims(presented, said), digest)
+        if verified is None:
+            raise Problem("forbidden", "no entry of the configuration has the claims of the token")
+        if len(self._verified) >= _VERIFIED:
+            self._verified.clear()
+        self._verified[digest] = verified, found, found.generation
+        return verified
+
+    def _by_claims(self, issuer: str, claims: Mapping[str, Any], digest: bytes) -> Caller | None:
+        """The caller with the rights of the first entry that its claims fit. Raises Problem ``unauthenticated``."""
+        found = self._issuers.get(issuer)
+        if found is None:
+            return None
+        settings = found.settings
+        for token in self.settings:
+            if any(rule.issuer == settings.name and fits(claims, rule) for rule in token.claims):
+                name, until_s = subject(claims, settings), ends_s(claims, settings)
+                return caller_by_claims(self._roles[token.name], name, issuer, claims, digest, until_s)
+        return None
 
     def _allows(self, caller: Caller, right: Right, segments: list[str]) -> bool:
         if right in (Right.KNOWN, Right.AGENT):

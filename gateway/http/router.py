@@ -18,6 +18,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
+from logferry.gateway.access.issuer import KeysMissing
 from logferry.gateway.access.rights import ANYBODY, Caller
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.contract.names import Malformed
@@ -171,7 +172,11 @@ class Routes:
         call: Call | None = None
         problem: Problem | None = None
         try:
-            caller = self._gate.admit(route.right, request.headers, segments)
+            try:
+                caller = self._gate.admit(route.right, request.headers, segments)
+            except KeysMissing as missing:
+                await missing.issuer.refresh()
+                caller = self._gate.admit(route.right, request.headers, segments)
             if caller.name is not None:
                 request[TOKEN] = caller.name
             lists: dict[str, list[str]] = {name: [] for name in route.lists}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from logferry.gateway import token_command
-from logferry.gateway.access.rights import NOBODY, Caller, NamePatterns, Patterns, callers_of
+from logferry.gateway.access.rights import NOBODY, Caller, NamePatterns, Patterns, callers_of, role_of
 from logferry.gateway.access.settings import TokenSettings
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
@@ -36,7 +36,8 @@ def settings(**rights: Any) -> TokenSettings:
 
 
 def caller(**rights: Any) -> Caller:
-    return callers_of(settings(**rights), DCS)[0]
+    entry = settings(**rights)
+    return callers_of(entry, role_of(entry, DCS))[0]
 
 
 class Clock:
