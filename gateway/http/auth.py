@@ -8,8 +8,7 @@ Invariants:
 * Tokens are kept as SHA-256. They are random and long, so a plain hash is enough, and the look-up is by that hash:
   its duration reveals nothing about a token, since nobody can choose the hash of a guess. The last comparison takes
   constant time all the same. Neither token nor hash is ever logged or put into an answer.
-
-* A token ends at its date by the clock of this host, also for what goes on then: streams ask for the present rights.
+* A token ends at its date by the clock of this host, also for what is under way then: streams ask for present rights.
 
 `logferry token NAME` makes a token and prints its entry for the configuration.
 """
