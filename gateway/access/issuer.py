@@ -178,7 +178,7 @@ class Issuer:
             return None
         kind, kid = document.get("kty"), document.get("kid")
         names = {"RSA": ("kty", "n", "e"), "EC": ("kty", "crv", "x", "y")}.get(str(kind), ())
-        numbers = {name: document.get(name) for name in names}
+        numbers: dict[str, Any] = {name: document.get(name) for name in names}
         is_text = all(isinstance(value, str) for value in numbers.values())
         if not numbers or not is_text or not (kid is None or isinstance(kid, str)):
             return None

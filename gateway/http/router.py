@@ -196,7 +196,10 @@ class Routes:
         if self.observe is not None and (
             problem is not None or route.name in self.observed or (call is not None and call.refused)
         ):
-            self.observe(Observation(route.name, request, response.status, problem, call))
+            try:
+                self.observe(Observation(route.name, request, response.status, problem, call))
+            except Exception as error:  # noqa: BLE001  what watches a request does not fail it
+                log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=None)
         return response
 
 
