@@ -8,11 +8,11 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
-from aiokafka.errors import KafkaError, NodeNotReadyError
+from aiokafka.errors import KafkaError, NodeNotReadyError, TopicAuthorizationFailedError
 from logferry.gateway import log
 from logferry.gateway.admin_log.records import ACTS
 from logferry.gateway.admin_log.routes import AdminLogApi
@@ -69,6 +69,7 @@ _TICK_S: Final = 0.02
 _GRAPHITE_TIMEOUT_S: Final = 10.0
 _CLOCK_INTERVAL_S: Final = 10.0
 _OWNERS_INTERVAL_S: Final = 5.0
+_NO_RIGHT_INTERVAL_S: Final = 3600.0
 
 
 async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> None:
@@ -208,12 +209,19 @@ async def retire_sources(ownership: Ownership[Lane], clock: BrokerClock, retenti
 
 
 async def watch_owners(subscriptions: SubscriptionsApi, gate: Gate, ownership: Ownership[Lane]) -> None:
-    """Pauses subscriptions of callers that have lost the right; one of the workers does it."""
+    """Pauses subscriptions of callers that have lost the right; one of the workers does it.
+
+    Not without tokens, nor in a Kafka where the gateway may not see the subscriptions: then it can make none, either.
+    """
     while True:
         await asyncio.sleep(_OWNERS_INTERVAL_S)
-        if 0 in ownership.lanes:
-            with suppress(KafkaError, OSError, TimeoutError):
+        if 0 in ownership.lanes and gate.settings:
+            try:
                 await subscriptions.pause_orphans(gate)
+            except TopicAuthorizationFailedError:
+                await asyncio.sleep(_NO_RIGHT_INTERVAL_S)
+            except (KafkaError, OSError, TimeoutError):
+                continue
 
 
 async def compare_clocks(kafka: KafkaClient, before: str | None = None) -> str | None:
