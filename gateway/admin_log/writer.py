@@ -33,7 +33,6 @@ _PAUSE_S: Final = 0.1
 # What waits for Kafka, of each partition.
 _WAITING: Final = 1000
 _RETENTION_BYTES: Final = 1 << 30
-_TROUBLE: Final = (errors.KafkaError, OSError, TimeoutError)
 
 
 def admin_log_topic(group: str) -> str:
@@ -124,7 +123,7 @@ class AdminLog:
             async with asyncio.timeout(_WRITE_S):
                 await self._create()
                 await self._send()
-        except _TROUBLE as error:
+        except Exception as error:  # noqa: BLE001  the log never ends a worker
             self._is_created = False
             if not self._is_failing:
                 log.event("admin_log_failed", topic=self.topic, error=repr(error))
