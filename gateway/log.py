@@ -26,6 +26,7 @@ _BY_LEVEL: Final = {
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried history_not_pruned partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
+        token_expires admin_log_failed issuer_unreachable
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
         delivery_set_aside staging_not_freed subscription_left_configuration
         keeper_finding keeper_act_failed keeper_look_failed keeper_fenced
@@ -33,7 +34,7 @@ _BY_LEVEL: Final = {
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed
         partition_stopped lane_stopped broker_too_weak
-        delivery_stopped delivery_failed subscription_not_configured
+        delivery_stopped delivery_failed subscription_not_configured subscription_orphaned
     """,
 }
 EVENTS: Final[dict[str, str]] = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
+from logferry.gateway.admin_log.records import AdminLogPage as AdminLogPage
 from logferry.gateway.api.archive_schemas import BytesStored as BytesStored
 from logferry.gateway.api.archive_schemas import PieceStored as PieceStored
 from logferry.gateway.api.archive_schemas import SizeConfirmed as SizeConfirmed

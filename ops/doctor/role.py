@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from logferry.gateway.access.settings import TokenSettings
 from logferry.gateway.config import ConfigError, KafkaSettings, ServiceConfig, Tls
 from logferry.gateway.service.preflight import LaneSettings
 
@@ -94,6 +95,7 @@ class Role:
     host: str | None = None  # under which others reach it
     folders: Sequence[tuple[str, Path]] = ()
     secrets: Sequence[Path] = field(default=())
+    tokens: Sequence[TokenSettings] = ()
     needs_java: bool = False
 
 
@@ -121,7 +123,7 @@ def _service(config: ServiceConfig, clusters: Sequence[Cluster], **more: Any) ->
     if config.tls is not None:
         secrets.append(config.tls.key)
     host = config.advertised_host or config.host
-    return Role(config.service, clusters, tls=config.tls, host=host, secrets=secrets, **more)
+    return Role(config.service, clusters, tls=config.tls, host=host, secrets=secrets, tokens=config.tokens, **more)
 
 
 def _own_topics(state_topic: str) -> tuple[TopicRights, ...]:
