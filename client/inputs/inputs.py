@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
 
+from logferry.client.events import log_event
 from logferry.client.files.checkpoint import CheckpointEntry, StateUnusable
 from logferry.client.files.discover import FileKey
 from logferry.client.files.tail import FileTail
@@ -14,7 +15,7 @@ from logferry.client.inputs.counters import InputCounters
 from logferry.client.inputs.settings import InputSettings
 from logferry.client.inputs.spool import Spool
 
-FOLDER = "spool"
+FOLDER, SUFFIX = "spool", ".spool"
 CLOSE_S = 3.0
 EntryAt = Callable[[FileKey], Optional[CheckpointEntry]]
 
@@ -33,7 +34,7 @@ class Input(Protocol):
 
 
 def spool_path(state_dir: str, name: str) -> str:
-    return os.path.join(state_dir, FOLDER, f"{name}.spool")  # noqa: PTH118
+    return os.path.join(state_dir, FOLDER, f"{name}{SUFFIX}")  # noqa: PTH118
 
 
 class Inputs:
@@ -49,6 +50,11 @@ class Inputs:
     def open(cls, settings: Sequence[InputSettings], state_dir: str) -> Inputs:
         """Begins to take. The state folder is locked by the caller. Raises `StateUnusable` or OSError."""
         found = cls()
+        folder = Path(state_dir, FOLDER)
+        names = {f"{each.name}{SUFFIX}" for each in settings}
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            if path.name not in names:
+                log_event("spool-left", path=path, size=path.stat().st_size)
         try:
             for each in settings:
                 found._add(each, spool_path(state_dir, each.name))

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,11 +50,11 @@ class SyslogInput:
         self._context = None if certificates is None else certificates.context()
         self._sockets: list[socket.socket] = []
         self._loop = asyncio.new_event_loop()
-        self._room: asyncio.Event
+        self._room, self._end = self._loop.run_until_complete(_events())
+        self._datagrams: list[asyncio.BaseTransport] = []
         self._servers: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=counters.guard(self._work), name="syslog", daemon=True)
-        self._ended = False
 
     def start(self) -> None:
         """Raises OSError where it cannot listen."""
@@ -81,37 +81,28 @@ class SyslogInput:
     def close(self, timeout_s: float) -> None:
         """Nothing more is read; what was read is in the spool's memory."""
         if self._thread.ident is not None:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop)
+            self._call(lambda: self._end.set())
             self._thread.join(timeout_s)
+        else:
+            self._loop.close()
         for each in self._sockets:
             each.close()
 
     def _has_room(self) -> None:
+        self._call(lambda: self._room.set())
+
+    def _call(self, what: Callable[[], None]) -> None:
+        """In the thread of the loop."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._set_room)
-
-    def _set_room(self) -> None:
-        self._room.set()
-
-    def _stop(self) -> None:
-        self._ended = True
-        for task in (*self._servers, *self._connections):
-            task.cancel()
-        self._loop.stop()
+            self._loop.call_soon_threadsafe(what)
 
     def _work(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
-        loop.set_exception_handler(self._failed)
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._failed)
         try:
-            loop.run_until_complete(self._listen())
-            if not self._ended:
-                loop.run_forever()
-            while tasks := (*self._servers, *self._connections):
-                loop.run_until_complete(asyncio.wait(tasks))
+            self._loop.run_until_complete(self._run())
         finally:
-            loop.close()
+            self._loop.close()
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """What no task caught: a connection that fails is the sender's matter."""
@@ -119,14 +110,22 @@ class SyslogInput:
         if error is not None and not isinstance(error, (OSError, asyncio.CancelledError)):
             self._counters.defect = error
 
-    async def _listen(self) -> None:
-        self._room = asyncio.Event()
+    async def _run(self) -> None:
         for address, each in zip(self._addresses, self._sockets):
             if each.type == socket.SOCK_DGRAM:
                 datagrams = _Datagrams(self, address.kind == "unix")
-                await self._loop.create_datagram_endpoint(lambda datagrams=datagrams: datagrams, sock=each)  # type: ignore[misc]
+                made = self._loop.create_datagram_endpoint(lambda datagrams=datagrams: datagrams, sock=each)  # type: ignore[misc]
+                self._datagrams.append((await made)[0])
             else:
                 self._begin(self._accept(each, self._context if address.kind == "tls" else None), self._servers)
+        await self._end.wait()
+        for transport in self._datagrams:
+            transport.close()
+        while tasks := (*self._servers, *self._connections):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        await asyncio.sleep(0)  # what was closed is closed now
 
     def _begin(self, work: Coroutine[Any, Any, None], kind: set[asyncio.Task[None]]) -> None:
         task = self._loop.create_task(work)
@@ -158,7 +157,7 @@ class SyslogInput:
                 lambda: protocol, connection, ssl=secured, ssl_handshake_timeout=handshake_s
             )
         except (OSError, EOFError, asyncio.CancelledError):  # garbage in place of a handshake is an OSError, too
-            self._counters.refused += not self._ended
+            self._counters.refused += not self._end.is_set()
             connection.close()
             return
         try:
@@ -166,7 +165,7 @@ class SyslogInput:
         except (OSError, EOFError, asyncio.CancelledError):
             pass  # the sender is gone, or the client ends; what was read is in the spool
         finally:
-            transport.close()
+            transport.abort() if self._end.is_set() else transport.close()
 
     async def _serve(self, reader: asyncio.StreamReader, peer: str) -> None:
         framer, too_long = Framer(self._limit), 0
@@ -209,6 +208,11 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         self._to.take_datagram(data, "" if self._is_unix else str(addr[0]), not self._is_unix)
+
+
+async def _events() -> tuple[asyncio.Event, asyncio.Event]:
+    """Of the loop that runs this: Python 3.9 binds them to it when they are made."""
+    return asyncio.Event(), asyncio.Event()
 
 
 def _now() -> str:
