@@ -53,7 +53,7 @@ class ExportParser:
         return found
 
     def _next(self, at: int, found: list[tuple[str, bytes]]) -> int | None:
-        """Begins a field, or ends the entry. Returns where to go on; None: more bytes are needed."""
+        """Begins a field, or ends the entry. Returns where the next begins; None: more bytes are needed."""
         rest = self._rest
         if rest[at : at + 1] == b"\n":
             if self._fields:
