@@ -43,12 +43,15 @@ _SUMS = {
     "files_in_trouble": "Files whose last request or read failed.",
 }
 _OF_INPUTS = {
-    "messages": ("counter", "Messages that an input took; of standard input lines."),
-    "bytes": ("counter", "Bytes that an input took."),
-    "dropped": ("counter", "Messages for which the spool had no room, of senders that cannot wait."),
-    "refused": ("counter", "Messages that were too long, and connections beyond the limit or without a handshake."),
-    "spool_bytes": ("gauge", "Bytes in the spool of an input, with some that are sent already."),
-    "spool_limit_bytes": ("gauge", "Limit of the spool of an input."),
+    "input_messages_total": ("counter", "Messages that an input took; of standard input lines."),
+    "input_bytes_total": ("counter", "Bytes that an input took."),
+    "input_dropped_total": ("counter", "Messages for which the spool had no room, of senders that cannot wait."),
+    "input_refused_total": (
+        "counter",
+        "Messages that were too long; connections beyond the limit or without handshake.",
+    ),
+    "input_spool_bytes": ("gauge", "Bytes in the spool of an input, with some that are sent already."),
+    "input_spool_limit_bytes": ("gauge", "Limit of the spool of an input."),
 }
 
 
@@ -202,10 +205,10 @@ def render_metrics(
         lines += [f'logferry_push_{name}{{topic="{topic}"}} {sums[name]:g}' for topic, sums in sorted(topics.items())]
     for name, (kind, help_, value) in facts.items():
         lines += [*_head(name, kind, help_), f"logferry_push_{name} {value:.15g}"]
-    for key, (kind, help_) in _OF_INPUTS.items() if inputs else ():
-        name = f"input_{key}_total" if kind == "counter" else f"input_{key}"
+    for name, (kind, help_) in _OF_INPUTS.items() if inputs else ():
+        key = name[len("input_") :].replace("_total", "")
         lines += _head(name, kind, help_)
-        lines += [f'logferry_push_{name}{{input="{row["name"]}"}} {float(row[key] or 0):.15g}' for row in inputs]
+        lines += [f'logferry_push_{name}{{input="{row["name"]}"}} {row[key]}' for row in inputs]
     lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
     lines += [f"logferry_push_files_unreadable {unreadable}"]
     lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
