@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from logferry.client.inputs.journal_export import LONGEST_RECORD_BYTES
 from logferry.client.inputs.listeners import Certificates, ListenAddress
 
 KINDS = ("stdin", "syslog", "journald")
 SPOOL_BYTES = 256 << 20
 MESSAGE_BYTES = 64 << 10
+RECORD_BYTES = 1 << 20  # no JSON line is longer, so none is split
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OF_KIND = {
     "record_start": "stdin",
@@ -57,8 +57,8 @@ def input_settings(table: dict[str, Any], host: str, line_bytes: int) -> InputSe
     source = table.get("source", f"{host}:{name}")
     if not 1 <= len(source.encode("utf-8", "surrogateescape")) <= 512:
         raise ValueError("source: is not 1 to 512 bytes long")
-    if kind != "stdin" and line_bytes < LONGEST_RECORD_BYTES:
-        raise ValueError(f"type: {kind} needs line_bytes of at least {LONGEST_RECORD_BYTES}")
+    if kind != "stdin" and line_bytes < RECORD_BYTES:
+        raise ValueError(f"type: {kind} needs line_bytes of at least {RECORD_BYTES}")
     return InputSettings(
         kind,
         name,
