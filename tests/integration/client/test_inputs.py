@@ -138,6 +138,7 @@ def test_standard_input_arrives_byte_for_byte(stack: Stack, topic: str, tmp_path
     assert found == content
 
 
+@pytest.mark.long
 def test_standard_input_of_a_client_that_is_killed(stack: Stack, topic: str, tmp_path: Path) -> None:
     """A beginning of each run is there, in order, and nothing twice."""
     push = Push(stack, topic, tmp_path, type="stdin")
@@ -171,6 +172,7 @@ def test_standard_input_of_a_client_that_is_killed(stack: Stack, topic: str, tmp
     assert sorted(got) == [*got] != []
 
 
+@pytest.mark.long
 def test_syslog_of_a_client_that_is_killed(stack: Stack, topic: str, tmp_path: Path) -> None:
     """Each sender's messages are in order and none is twice; of a kill only what was under way may be missing."""
     port, udp = free_ports(2)
