@@ -87,7 +87,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "loaders": ("loaders.commands", "loaders.planning", "loaders.parsing", "gateway", "gateway.contract"),
     "client.transport": ("client", "gateway.contract"),
     "client.files": ("client", "gateway.contract"),
-    "client.agent": ("client", "client.files", "client.transport", "gateway.contract"),
+    "client.inputs": ("client", "client.files", "gateway.contract"),
+    "client.agent": ("client", "client.files", "client.inputs", "client.transport", "gateway.contract"),
     "client.writing": ("client", "client.files", "client.transport", "gateway.contract"),
     "client.reading": ("client", "client.transport", "gateway.contract"),
     "client.aio": ("client", "client.transport", "client.reading", "client.writing", "gateway.contract"),
@@ -139,7 +140,7 @@ PURE = (
     *("gateway.access.rights", "gateway.admin_log.records"),
     *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
     *("gateway.lanes.receipts", "gateway.lanes.resolution", "gateway.lanes.uploads"),
-    *("gateway.receivers.bulk", "gateway.receivers.hec", "gateway.receivers.syslog_frames"),
+    *("gateway.receivers.bulk", "gateway.receivers.hec"),
     *("gateway.receivers.otlp", "gateway.receivers.otlp_protobuf"),
     *(
         "gateway.reading.assignment",
@@ -149,6 +150,7 @@ PURE = (
     *("gateway.subscriptions", "gateway.tables.reports", "gateway.delivery.batch", "gateway.delivery.progress"),
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.hbase_events"),
+    *("client.inputs.syslog_message", "client.inputs.journal_export"),
     *("client.files.chunking", "client.transport.source_request"),
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
@@ -350,7 +352,11 @@ def test_the_storage_of_tables_needs_no_spark(module: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [name for name in MODULES if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk")))],
+    [
+        name
+        for name in MODULES
+        if within(name, "client", *(f"gateway.contract.{one}" for one in ("names", "chunk", "syslog_frames")))
+    ],
 )
 def test_the_client_needs_the_standard_library_alone(module: str) -> None:
     others = {
