@@ -91,6 +91,7 @@ async def finished(start: Begin, table: Location, topic: Topic) -> None:
     assert status == 0, (summary, err)
 
 
+@pytest.mark.long
 async def test_killed_between_the_state_and_the_log(start: Begin, topic: Topic, warehouse: Location):
     table, paths = warehouse / "logs", TablePaths.of(warehouse / "logs")
     changes = Changes(topic, table, seeded())
