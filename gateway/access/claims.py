@@ -1,4 +1,4 @@
-"""What a JSON Web Token says, before and after its signature is verified. Pure: the time is passed in.
+"""What a JSON Web Token says, before and after its signature is verified. The time is passed in.
 
 The rules, in the order in which they are checked:
 
