@@ -48,7 +48,7 @@ async def gateway(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[Gateway]
             status, document, _ = await gateway.ask(
                 "PUT", f"/v1/topics/{topic}", SECRET["admin"], data='{"partitions": 2}', timeout=PATIENT
             )
-            assert status in (200, 201), document
+            assert status in (200, 201, 409), document  # 409: another test made it, with more partitions
         yield gateway
 
 
