@@ -34,7 +34,7 @@ async def feature_level(cluster: KafkaCluster, *arguments: str) -> str:
 async def test_brokers_are_upgraded_one_by_one_under_load(
     tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the features of the cluster, which only the newest brokers know, while the load goes on."""
+    """Then the features of the cluster, which only the newest brokers know, while the load continues."""
     monkeypatch.setenv("LOGFERRY_KAFKA_VERSION", _OLDEST)
     with Stack(tmp_path / "stack", brokers=3, workers=2) as stack:
         topic, cluster = await make_topic(stack.urls()[0], topic_name), stack.cluster()
