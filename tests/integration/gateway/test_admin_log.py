@@ -14,6 +14,7 @@ import pytest
 from logferry.gateway.admin_log.records import ACTS
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
+from logferry.ops.stack.processes import Setting
 
 from tests.support.served_gateway import Gateway
 
@@ -33,7 +34,9 @@ DATA = {
 
 @pytest.fixture
 async def gateway(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with Gateway(tmp_path, kafka.bootstrap, 2, TABLES) as gateway:
+    # Of a data centre of its own: other tests have topics of the same names.
+    settings: dict[str, Setting] = {"dc": "acts", "data_centres": ["acts"]}
+    async with Gateway(tmp_path, kafka.bootstrap, 2, TABLES, settings=settings) as gateway:
         yield gateway
 
 

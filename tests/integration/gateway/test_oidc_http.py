@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
+from logferry.ops.stack.processes import Setting
 
 from tests.support.issuer import AUDIENCE, TestIssuer
 from tests.support.served_gateway import Gateway
@@ -29,7 +30,12 @@ def tables(issuer: TestIssuer) -> str:
 
 
 async def test_tokens_of_an_issuer(kafka: KafkaCluster, tmp_path: Path) -> None:
-    async with TestIssuer() as issuer, Gateway(tmp_path, kafka.bootstrap, 2, tables(issuer)) as gateway:
+    # Of a data centre of its own: other tests have topics of the same names.
+    settings: dict[str, Setting] = {"dc": "sso", "data_centres": ["sso"]}
+    async with (
+        TestIssuer() as issuer,
+        Gateway(tmp_path, kafka.bootstrap, 2, tables(issuer), settings=settings) as gateway,
+    ):
         status, document, _ = await gateway.ask(
             "PUT", "/v1/topics/nginx", ADMIN[0], data='{"partitions": 2}', timeout=PATIENT
         )
@@ -46,7 +52,7 @@ async def test_tokens_of_an_issuer(kafka: KafkaCluster, tmp_path: Path) -> None:
         for token, path, method, expected in (
             (hosts, "/v1/topics/nginx/sources/db1/chunks?seqno=1", "POST", 403),
             (people, "/v1/topics/nginx/sources/web1/chunks?seqno=2", "POST", 403),
-            (people, "/v1/topics/dc1.nginx/partitions/0/chunks", "GET", 200),
+            (people, "/v1/topics/sso.nginx/partitions/0/chunks", "GET", 200),
             (stranger, "/v1/topics", "GET", 403),
             (forged, "/v1/topics", "GET", 401),
         ):
@@ -56,7 +62,7 @@ async def test_tokens_of_an_issuer(kafka: KafkaCluster, tmp_path: Path) -> None:
         _, document, _ = await gateway.ask("GET", "/v1/caller", people)
         assert (document["name"], document["read"], document["everything"]) == ("people:alice", True, False)
         headers = {"Authorization": f"Bearer {people}", "Accept": "application/x-ndjson"}
-        url = f"{gateway.urls[0]}/v1/consumers/oidc-{time.time_ns()}/stream?topic=dc1.nginx"
+        url = f"{gateway.urls[0]}/v1/consumers/oidc-{time.time_ns()}/stream?topic=sso.nginx"
         async with gateway.session.get(url, headers=headers) as stream:
             frames = [json.loads(line) async for line in stream.content]
         assert {"session", "assigned"} < {frame["frame"] for frame in frames}
