@@ -12,6 +12,10 @@ BESIDE := $(PAIRED) tests/integration
 CRASH := tests/crash
 # The loader's tests once more, with their tables in a store: those that could show something else there.
 STORED := tests/integration/loader/test_load_table.py tests/crash/loader/test_loader_killed.py
+# The core of what depends on Kafka, with the older versions of it.
+OLDER_KAFKA := tests/crash/gateway/test_gateway_crash.py tests/crash/mirror/test_mirror_crash.py \
+	tests/integration/gateway/test_transactional_producer.py tests/integration/gateway/test_hanging_transactions.py \
+	tests/integration/mirror/test_mirror.py
 
 .PHONY: help setup demo demo-hbase datacenters up push-client check format test test-all test-long docs reference bench soak clean
 .DEFAULT_GOAL := help
@@ -73,6 +77,7 @@ test-long: setup ## every test, including the long ones
 	$(BIN)/pytest --store s3 tests/integration/loader tests/crash/loader
 	$(BIN)/pytest --store s3proxy tests/integration/loader tests/crash/loader
 	$(BIN)/pytest --store hdfs tests/integration/loader tests/crash/loader
+	for version in 4.2 4.1; do LOGFERRY_KAFKA_VERSION=$$version $(BIN)/pytest -m 'not long' $(OLDER_KAFKA) || exit 1; done
 	-GOBIN=$(CURDIR)/$(BIN) go install github.com/fsouza/fake-gcs-server@v1.56.1
 	$(BIN)/pytest --store gs $(STORED) tests/integration/loader/test_table_reload.py
 

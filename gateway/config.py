@@ -10,31 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from logferry.gateway.access.settings import IssuerSettings, QuotaSettings, TokenSettings, check_tokens
+from logferry.gateway.access.settings import Pattern as Pattern
+from logferry.gateway.access.settings import Rate as Rate
+from logferry.gateway.access.settings import Strict as Strict
 from logferry.gateway.contract.names import check_dc, check_topic, full_topic, split_topic
 from logferry.gateway.kafka.types import LaneIdentity
 from logferry.gateway.receiver_settings import Receivers
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 from pydantic_core import ValidationError
 
 MIB = 1 << 20
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 _ALL_ADDRESSES = ("0.0.0.0", "[::]")
 
-Pattern = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._*?\[\]!-]{1,256}$")]
 Dc = Annotated[str, AfterValidator(check_dc)]
 Dcs = Annotated[list[str], AfterValidator(lambda names: [check_dc(name) for name in names])]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weakness = Literal["replication", "min-isr", "unclean-election", "partition-verification"]
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the text names the file, the setting and what is wrong with it."""
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class KafkaSettings(Strict):
@@ -95,57 +91,6 @@ class Tls(Strict):
     """The unencrypted key (PEM) of `certificate`."""
     ca: Path | None = None
     """The certificates (PEM) that sign the other workers' ones; default: those of the system."""
-
-
-class TokenSettings(Strict):
-    """A caller and its rights. The configuration holds the SHA-256 of its token, never the token."""
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,64}$")]
-    """The name of the caller in logs, metrics and answers."""
-    sha256: Annotated[list[Sha256], OneOrMore, Field(min_length=1, repr=False)]
-    """The SHA-256 of the token in hexadecimal digits, as `logferry token` prints it; in a rotation a list of two."""
-    write: list[Pattern] = []
-    """Patterns of topics that the caller may write."""
-    read: list[Pattern] = []
-    """Patterns of topics that the caller may read."""
-    admin: list[Pattern] = []
-    """Patterns of topics that the caller may create, grow and forget sources of."""
-    report: list[Pattern] = []
-    """Patterns of topics of which the caller, a loader, may report the state of tables."""
-    sources: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    """A pattern of the source ids that the caller may write as; default: all."""
-    consumers: list[Pattern] | None = None
-    """Patterns of the consumers that the caller may use; default: all."""
-    bytes_per_s: Rate | None = None
-    """The most that the caller may write, in bytes per second and worker process."""
-    chunks_per_s: Rate | None = None
-    """The most that the caller may write, in chunks per second and worker process."""
-
-    @model_validator(mode="after")
-    def _together(self) -> TokenSettings:
-        if not (self.write or self.read or self.admin or self.report):
-            raise ValueError(f"{self.name} has no right; give it write, read, admin or report")
-        for given, right in ("sources", "write"), ("consumers", "read"):
-            if getattr(self, given) is not None and not getattr(self, right):
-                raise ValueError(f"{self.name}: {given} restricts {right}, but {right} is empty")
-        return self
-
-
-class QuotaSettings(Strict):
-    """A limit of the rate of writing to each topic of a pattern."""
-
-    topic: Pattern
-    """A pattern of topics; each topic that matches has the quota for itself."""
-    bytes_per_s: Rate | None = None
-    """The most that may be written to the topic, in bytes per second and worker process."""
-    chunks_per_s: Rate | None = None
-    """The most that may be written to the topic, in chunks per second and worker process."""
-
-    @model_validator(mode="after")
-    def _together(self) -> QuotaSettings:
-        if self.bytes_per_s is None and self.chunks_per_s is None:
-            raise ValueError(f"{self.topic} limits nothing; give it bytes_per_s or chunks_per_s")
-        return self
 
 
 class Limits(Strict):
@@ -222,7 +167,7 @@ class ServiceConfig(Strict):
     """The beginning of the names of logferry's own topics and groups."""
     session_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] = 6000
     """A worker that is silent for so many milliseconds loses its lanes."""
-    accept_weak_kafka: list[Weakness] = []
+    accept_weak_kafka: list[Weakness] = Field(default_factory=list)
     """Weaknesses of Kafka's settings that are accepted instead of refusing to start."""
     kafka: KafkaSettings
     """The connection to the Kafka cluster of this data centre."""
@@ -230,8 +175,10 @@ class ServiceConfig(Strict):
     """Without tokens: let everybody do everything, also from other hosts."""
     open_metrics: bool = False
     """Serve /metrics without a token, also to other hosts."""
-    tokens: list[TokenSettings] = []
+    tokens: list[TokenSettings] = Field(default_factory=list)
     """The callers and their rights."""
+    issuers: list[IssuerSettings] = Field(default_factory=list)
+    """The OpenID Connect providers whose JSON Web Tokens are accepted."""
     tls: Tls | None = None
     """The certificate of the workers; default: plain HTTP."""
 
@@ -256,11 +203,7 @@ class ServiceConfig(Strict):
             )
         if host in _ALL_ADDRESSES and self.advertised_host is None:
             raise ValueError(f"listen: other hosts cannot connect to {host}; set advertised_host to the name they use")
-        hashes = [(token.name, sha256) for token in self.tokens for sha256 in token.sha256]
-        for what, entries in ("name", [(token.name, token.name) for token in self.tokens]), ("sha256", hashes):
-            values = [value for _, value in entries]
-            if twice := [name for name, value in entries if values.count(value) > 1]:
-                raise ValueError(f"tokens: {' and '.join(twice)} have the same {what}")
+        check_tokens(self.tokens, self.issuers)
         return self
 
     @property
@@ -331,7 +274,7 @@ class Config(ServiceConfig):
     """One data centre's gateway."""
 
     service = "gateway"
-    data_centres: Dcs = []
+    data_centres: Dcs = Field(default_factory=list)
     """The data centres whose topics can be read here, in addition to this one."""
     listen: str = "127.0.0.1:8080"
     """The address of the first worker as `host:port`; worker i listens on port + i."""
@@ -345,10 +288,12 @@ class Config(ServiceConfig):
     """A seqno that is more than so far above the recorded one is rejected; default: no limit."""
     session_lapse_s: Annotated[float, Field(ge=0, le=86_400)] = 900
     """A write session that is silent for so many seconds has ended: others may open one, or write without it."""
-    quotas: list[QuotaSettings] = []
+    quotas: list[QuotaSettings] = Field(default_factory=list)
     """Limits of the rate of writing by topic."""
     worker_hosts: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = None
     """Patterns of the hosts of all workers: only they get forwarded requests; default: any, or loopback on loopback."""
+    admin_log_days: Annotated[int, Field(ge=0, le=36_500)] = 365
+    """The log of administrative acts and refusals is kept for so many days; 0: none is written."""
     graphite: Graphite | None = None
     """The Graphite server for metrics; default: none."""
     receivers: Receivers = Receivers()

@@ -23,8 +23,10 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "timeout": (408, "The body did not arrive in time"),
     "unknown-topic": (404, "The topic does not exist"),
     "unknown-transaction": (404, "The transaction is not open"),
+    "expired": (410, "The transaction was not committed in time"),
     "not-mirrored": (404, "No mirror writes the partition here"),
     "gap": (409, "Chunks before this one are missing"),
+    "incomplete": (409, "Bytes of the file are missing"),
     "overlap": (409, "The chunk begins before what is recorded"),
     "conflict": (409, "The change contradicts what exists"),
     "superseded": (409, "A newer session exists"),
@@ -39,6 +41,7 @@ PROBLEMS: Final[dict[str, tuple[int, str]]] = {
     "overloaded": (503, "Over a limit of the gateway"),
     "not-owner-yet": (503, "The lane is moving to another worker"),
     "behind": (503, "The mirror has not brought it yet"),
+    "issuer-unavailable": (503, "The keys of the token's issuer cannot be had"),
     "kafka-unavailable": (503, "Kafka does not answer"),
     "source-in-use": (503, "Another token has a session of the source"),
     "topic-not-durable": (503, "The topic is too weak for exactly-once delivery"),
@@ -49,8 +52,10 @@ class Problem(Exception):
     """The answer to a request that failed, as an RFC 9457 problem document.
 
     ``extra`` holds what the caller needs to continue (``recorded_seqno``, limits, …); ``retry_after_s`` becomes a
-    header.
+    header. ``caller``: who was refused, where the gate knows it; no part of the answer.
     """
+
+    caller: str | None = None
 
     def __init__(self, kind: str, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
         super().__init__(f"{kind}: {detail}")

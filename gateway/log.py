@@ -16,7 +16,7 @@ _BY_LEVEL: Final = {
         worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
         staging_topic_created
         lanes_assigned lane_open lane_revoked session_reader_gone graphite_back clocks_agree link_recovered
-        target_created target_grown target_altered partition_resumed partition_accepted
+        target_created target_grown target_altered history_pruned partition_resumed partition_accepted
         delivery_replayed
         keeper_acts keeper_stands_by keeper_act keeper_finding_over
     """,
@@ -24,8 +24,9 @@ _BY_LEVEL: Final = {
         kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended
         session_leave_failed topics_not_visible graphite_unreachable link_waits history_offset_shifted
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
-        positions_not_carried partition_refused transaction_not_ended session_partition_damaged
+        positions_not_carried history_not_pruned partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
+        token_expires admin_log_failed issuer_unreachable
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
         delivery_set_aside staging_not_freed subscription_left_configuration
         keeper_finding keeper_act_failed keeper_look_failed keeper_fenced
@@ -33,7 +34,7 @@ _BY_LEVEL: Final = {
     "error": """
         worker_died refused_to_start cannot_listen kafka_away configuration_not_reloaded request_failed
         partition_stopped lane_stopped broker_too_weak
-        delivery_stopped delivery_failed subscription_not_configured
+        delivery_stopped delivery_failed subscription_not_configured subscription_orphaned
     """,
 }
 EVENTS: Final[dict[str, str]] = {name: level for level, names in _BY_LEVEL.items() for name in names.split()}

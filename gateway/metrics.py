@@ -44,6 +44,14 @@ IN_FLIGHT = _gauge("logferry_in_flight_bytes", "Bytes of requests that wait for 
 FORWARDS = _counter(
     "logferry_forwards_total", "Requests passed to the lane's owner, by redirect or forwarding", ["how"]
 )
+ADMIN_LOG = _counter(
+    "logferry_admin_log_records_total",
+    "Administrative acts and refusals by kind and result: written to their topic, or lost",
+    ["kind", "result"],
+)
+ISSUER_FETCHES = _counter(
+    "logferry_issuer_fetches_total", "Fetches of the keys of an OpenID Connect issuer by result", ["issuer", "result"]
+)
 CLOCK_AHEAD = _gauge("logferry_clock_ahead_seconds", "How far this host's clock is ahead of the brokers' clock")
 OLDEST_OPEN = _gauge(
     "logferry_oldest_open_transaction_seconds",

@@ -200,6 +200,7 @@ class StoredSubscription(Strict):
 
     ``resumed``: how often it was resumed after a stop. ``is_configured``: it stands in the workers' configuration, or
     did; ``left_configuration``: a worker has started since whose file does not have it. It keeps its positions then.
+    ``owner``: the caller that made, changed or resumed it last; None: of a gateway without tokens, or configured.
     Replays are numbered from ``created_ms`` on, so a receiver takes a subscription that was made again under its name
     for a replay, and not for a worker that was replaced.
     """
@@ -207,6 +208,7 @@ class StoredSubscription(Strict):
     id: str
     created_ms: int
     definition: PushSubscription
+    owner: str | None = None
     is_paused: bool = False
     is_configured: bool = False
     left_configuration: bool = False

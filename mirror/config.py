@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated
 
 from logferry.gateway.config import MIB, Dc, Dcs, KafkaSettings, Pattern, Rate, ServiceConfig, Strict, load_as
 from logferry.gateway.contract.mirror_state import mirror_lane_of
+from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.gateway.kafka.types import LaneIdentity
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,10 +24,14 @@ class Remote(BaseModel):
     """The connection to its Kafka cluster."""
     topics: Annotated[list[Pattern], Field(min_length=1)] = ["*"]
     """Patterns of the topics to mirror, without the data centre."""
+    exclude: list[Pattern] = []
+    """Patterns of the topics among them that are not mirrored, without the data centre."""
+    renamed: dict[str, str] = {}
+    """Topics without the name of a data centre, and the names of their copies, as in `{ "orders" = "dc1.orders" }`."""
     prefixes: Dcs = []
     """The data centres whose topics are taken from there; default: its own. A chain lists others, too."""
     bytes_per_s: Rate | None = None
-    """The most that is fetched from there, in bytes per second and worker process; default: no limit."""
+    """The most that all workers together fetch from there, in bytes per second; default: no limit."""
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -37,10 +43,41 @@ class Remote(BaseModel):
         dc = topic.partition(".")[0]
         return dc != self.dc and dc in self.taken
 
+    @model_validator(mode="after")
+    def _renamed(self) -> Remote:
+        for there, here in self.renamed.items():
+            dc, name = _split(here)
+            if dc != self.dc:
+                raise ValueError(f"renamed: {there}: the copy must be named {self.dc}.{name or there}, not {here}")
+            if there.partition(".")[0] in self.taken:
+                raise ValueError(f"renamed: {there}: it has the name of a data centre already, and keeps it")
+        if len({*self.renamed.values()}) < len(self.renamed):
+            raise ValueError("renamed: two topics cannot have one copy")
+        return self
+
+    def here(self, topic: str, also: Container[str] = ()) -> str | None:
+        """The name of the copy of a topic of the remote; None: it is not mirrored. ``also``: others that are."""
+        return self.renamed.get(topic, topic if self.takes(topic) or topic in also else None)
+
+    def there(self, topic: str) -> str:
+        """The name in the remote of the topic that has this copy."""
+        return next((there for there, here in self.renamed.items() if here == topic), topic)
+
     def takes(self, topic: str) -> bool:
         """Whether the topic, by its full name, is mirrored."""
         dc, dot, name = topic.partition(".")
-        return bool(dot) and dc in self.taken and any(fnmatchcase(name, pattern) for pattern in self.topics)
+        if topic in self.renamed.values():  # that one is the copy of another
+            return False
+        if not dot or dc not in self.taken or any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return False
+        return any(fnmatchcase(name, pattern) for pattern in self.topics)
+
+
+def _split(topic: str) -> tuple[str, str]:
+    try:
+        return split_topic(topic)
+    except Malformed as error:
+        raise ValueError(f"renamed: {topic}: {error}") from None
 
 
 class Limits(Strict):
@@ -71,6 +108,10 @@ class MirrorConfig(ServiceConfig):
     """Mirror the state topics of the remote gateways, so that the gateway here knows their sources."""
     carry_settings: bool = True
     """Keep the settings of the copies like their originals'; false: they are alike at the creation only."""
+    replicas: Annotated[int, Field(ge=1, le=16)] = 3
+    """The replicas of the copies that are created; fewer than 3 only with `replication` in `accept_weak_kafka`."""
+    history_retention_ms: Annotated[int, Field(ge=1000)] = 604_800_000
+    """For how long the offset history of records is kept that are not here any more."""
     remotes: Annotated[list[Remote], Field(min_length=1, alias="remote")]
     """The remote data centres."""
     limits: Limits = Limits()
@@ -84,6 +125,14 @@ class MirrorConfig(ServiceConfig):
                 raise ValueError(f'tokens: {token.name}: the mirror knows one right, admin = ["*"]')
         if self.tls is not None and self.tls.ca is not None:
             raise ValueError("tls.ca: has no effect, since the mirror's workers do not connect to each other")
+        return self
+
+    @model_validator(mode="after")
+    def _durable(self) -> MirrorConfig:
+        if self.replicas < 3 and "replication" not in self.accept_weak_kafka:
+            raise ValueError(
+                f"replicas: {self.replicas} are too few; accept it by name: accept_weak_kafka = ['replication']"
+            )
         return self
 
     @model_validator(mode="after")

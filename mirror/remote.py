@@ -25,7 +25,7 @@ from logferry.gateway.kafka.record_requests import FetchedPartition, FetchSessio
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.lanes.lifecycle import now_ms
-from logferry.gateway.limits import BURST_S, TokenBucket
+from logferry.gateway.limits import TokenBucket
 from logferry.mirror.config import Limits, Remote
 from logferry.mirror.copy.partition import MirroredPartition
 
@@ -55,7 +55,10 @@ class RemoteWait:
 
 
 class RemoteCluster:
-    """``sources``: state topics to copy, too. ``on_topics`` is called with all mirrored topics after each refresh."""
+    """``sources``: state topics to copy, too. ``on_topics`` is called with all mirrored topics after each refresh.
+
+    ``topics``: by the names of their copies, which all here go by; the remote is asked by the names that it has.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,8 @@ class RemoteCluster:
         self.remote, self.kafka, self.limits, self.budget = remote, kafka, limits, budget
         self.sources = sources
         rate = remote.bytes_per_s
-        self.bucket = None if rate is None else TokenBucket(rate, rate * BURST_S, time.monotonic())
+        # Its rate is this worker's part of the limit.
+        self.bucket = None if rate is None else TokenBucket(rate, 0.0, time.monotonic())
         self.topics: dict[str, TopicMetadata] = {}
         self.fault: RemoteWait | None = None
         self.throttle: RemoteWait | None = None
@@ -127,8 +131,8 @@ class RemoteCluster:
         except (errors.KafkaError, OSError, TimeoutError) as error:
             self.report_failure(f"{self.remote.dc} does not answer: {error!r}")
             return
-        taken = (topic for topic in view.topics.values() if self.remote.takes(topic.name) or topic.name in self.sources)
-        self.topics = {topic.name: topic for topic in taken}
+        copies = ((self.remote.here(name, self.sources), topic) for name, topic in view.topics.items())
+        self.topics = {copy: topic._replace(name=copy) for copy, topic in copies if copy is not None}
         self._failing.discard(_TOPICS)  # it is added again where they fail
         await self._on_topics(self, self.topics)
         if _TOPICS not in self._failing:
@@ -137,18 +141,36 @@ class RemoteCluster:
         for partition in self._followed:
             partition.is_quiet = are_many and partition.heard_at < quiet_before
             self._assign(partition)
+        self._share_limit()
+
+    async def offset(self, tp: TopicPartition, time_ms: int) -> int:
+        """As `KafkaClient.offset`; ``tp``: of the copy."""
+        return await self.kafka.offset(self.remote.there(tp[0]), tp[1], time_ms)
 
     def follow(self, partition: MirroredPartition) -> None:
         """Fetches it from now on, whenever it has room."""
         self._followed.add(partition)
         partition.on_change = self._changed
         self._assign(partition)
+        self._share_limit()
 
     def unfollow(self, partition: MirroredPartition) -> None:
         self._followed.discard(partition)
         partition.on_change = lambda _: None
         for fetcher in self._fetchers.values():
             fetcher.leave(partition)
+        self._share_limit()
+
+    def _share_limit(self) -> None:
+        """Of the link's limit each worker has the part of its partitions: the lanes share them, and overlap nowhere.
+
+        While lanes move, a worker may follow partitions that another one is still about to give up.
+        """
+        limit = self.remote.bytes_per_s
+        if self.bucket is not None and limit is not None:
+            self.bucket.wait_s(time.monotonic())  # what was saved until now
+            partitions = sum(len(topic.partitions) for topic in self.topics.values())
+            self.bucket.rate = limit * max(1, len(self._followed)) / max(1, partitions, len(self._followed))
 
     def _changed(self, partition: MirroredPartition) -> None:
         for fetcher in self._fetchers.values():
@@ -298,7 +320,7 @@ class Fetcher:
             await link.wait_for(link.budget.room.wait(), why)
         wait_s = 0.0 if link.bucket is None else link.bucket.wait_s(time.monotonic())
         if wait_s > 0:
-            why = f"its rate limit is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)"
+            why = f"the rate limit of the link is {link.remote.bytes_per_s:,.0f} bytes a second (bytes_per_s)"
             await link.wait_for(asyncio.sleep(wait_s), why)
 
     def _hand_over(self, found: FetchedPartition) -> None:
@@ -331,10 +353,10 @@ class Fetcher:
             partition.halt("fetch-rejected", detail)
 
     async def _range(self, partition: MirroredPartition) -> None:
-        kafka, tp = self._link.kafka, partition.tp
+        tp = partition.tp
         try:
-            first = await kafka.offset(*tp, EARLIEST)
-            end = await kafka.offset(*tp, LATEST)
+            first = await self._link.offset(tp, EARLIEST)
+            end = await self._link.offset(tp, LATEST)
         except (errors.KafkaError, OSError, TimeoutError) as error:
             detail = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
             partition.halt("fetch-rejected", detail)

@@ -89,6 +89,12 @@ def lag_of(partitions: Iterable[MirroredPartition]) -> Lag:
     return Lag(records, size + (round(unsized * copied_bytes / copied_records) if unsized else 0), age_s)
 
 
+def _lag_of_link(link: RemoteCluster, partitions: Iterable[MirroredPartition]) -> Lag:
+    """When the remote is silent its state is unknown since then, so the lag is at least that."""
+    lag, silent_s = lag_of(partitions), link.silent_s
+    return lag._replace(age_s=max(lag.age_s or 0.0, silent_s)) if silent_s > _SILENT_S else lag
+
+
 class _Lag(Collector):
     """Lag and stops of this worker's partitions, computed when metrics are requested."""
 
@@ -102,17 +108,17 @@ class _Lag(Collector):
             gauge("logferry_mirror_lag_bytes", "Their size in bytes, estimated by the mean size of copied records"),
             gauge(
                 "logferry_mirror_lag_seconds",
-                "Age of the last mirrored record while more are to come; 0 when caught up",
+                "Age of the last mirrored record while more are to come, or of the last answer; 0 when caught up",
             ),
         )
         stopped = GaugeMetricFamily(
             "logferry_mirror_stopped_partitions", "Stopped partitions by reason", labels=["dc", "reason"]
         )
-        by_dc: dict[str, list[MirroredPartition]] = {}
+        by_dc: dict[str, list[MirroredPartition]] = {dc: [] for dc in self._links}
         for partition in partitions_of(self._ownership):
-            by_dc.setdefault(partition.dc, []).append(partition)
+            by_dc[partition.dc].append(partition)
         for dc, found in by_dc.items():
-            for family, value in zip(lags, lag_of(found), strict=True):
+            for family, value in zip(lags, _lag_of_link(self._links[dc], found), strict=True):
                 family.add_metric([dc], value or 0)
             kinds = Counter(stop.kind for partition in found if (stop := partition.last_stop) is not None)
             for reason in STOPS:
@@ -205,9 +211,7 @@ def _lane(lane: MirrorLane) -> dict[str, Any]:
 
 def _link(link: RemoteCluster, partitions: list[MirroredPartition]) -> dict[str, Any]:
     """``partitions``: those of this worker's lanes."""
-    lag, wait = lag_of(partitions), link.last_wait
-    # When the remote is silent its state is unknown since then, so the lag is at least that.
-    age_s = max(lag.age_s or 0.0, link.silent_s) if link.silent_s > _SILENT_S else lag.age_s
+    lag, wait = _lag_of_link(link, partitions), link.last_wait
     return {
         "dc": link.remote.dc,
         "topics": len(link.topics),
@@ -219,7 +223,7 @@ def _link(link: RemoteCluster, partitions: list[MirroredPartition]) -> dict[str,
         "moved_bytes": sum(partition.copied_bytes for partition in partitions),
         "lag_records": lag.records,
         "lag_bytes": lag.size_bytes,
-        "lag_s": None if age_s is None else round(age_s, 3),
+        "lag_s": None if lag.age_s is None else round(lag.age_s, 3),
         "last_wait": None if wait is None else asdict(wait),
     }
 

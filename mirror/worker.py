@@ -22,6 +22,7 @@ from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lanes.chain import ChainHistories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync
+from logferry.mirror.lanes.history import HistoryRetention, prune_history
 from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.remote import MemoryBudget, RemoteCluster
@@ -29,7 +30,7 @@ from logferry.mirror.status_api import LIMITS, MirrorApi
 
 # How often the stops that end by themselves are looked at.
 _RETRY_STOPS_S: Final = 0.5
-# The offset history is retained permanently: it is small, also for records that are gone.
+# Kafka removes nothing of the offset history: `HistoryRetention` knows what is needed.
 _HISTORY_CONFIGS: Final = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
@@ -51,7 +52,7 @@ async def _parts(
     await preflight.check(kafka, config, (config.history_topic,))
     await preflight.create_topic(kafka, config, config.history_topic, _HISTORY_CONFIGS)
     await preflight.wait_until_created(kafka, config.history_topic)
-    targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings)
+    targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings, replicas=config.replicas)
     budget = MemoryBudget(config.limits.waiting_bytes)
     chains = ChainHistories({})
     links: dict[str, RemoteCluster] = {}
@@ -68,7 +69,7 @@ async def _parts(
             if link.kafka.cluster_id == kafka.cluster_id:
                 raise ConfigError(f"remote {dc}: this is the cluster of {config.dc} itself, a replication cycle")
             try:
-                await targets.ensure(link.kafka, topics)
+                await targets.ensure(link.kafka, topics, link.remote.there)
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 # The copies that exist are written all the same.
                 link.report_failure(f"the topics of {dc} cannot be created here: {error!r}")
@@ -95,8 +96,10 @@ async def _parts(
         ownership.run_in_background(link.run())
     ownership.run_in_background(targets.health.watch(kafka, targets.min_in_sync))
     ownership.run_in_background(_retry_stops(ownership))
+    translation = OffsetTranslation(kafka, config.prefix, config.dc)
+    retention = HistoryRetention(kafka, translation, config.history_topic, config.history_retention_ms)
+    ownership.run_in_background(prune_history(retention, ownership.lanes))
     if config.carry_positions:
-        translation = OffsetTranslation(kafka, config.prefix, config.dc)
         owns = partial(_carries, config, ownership)
         ownership.run_in_background(ConsumerOffsetSync(kafka, links, translation, chains, owns).run())
     return Parts(ownership, routes, LIMITS)

@@ -23,13 +23,16 @@ from logferry.client.agent.watch import Watch
 from logferry.client.agent.workers import JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
 from logferry.client.files.batches import BatchLayout, InFlightLog
-from logferry.client.files.checkpoint import Checkpoint, StateUnusable
+from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry, StateUnusable
+from logferry.client.files.discover import FileKey
 from logferry.client.files.tail import FileChanged
+from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer
 from logferry.client.transport.source_request import NextStep, Outcome, shows_life
 
 REMEMBER_EVERY_S = 5.0
+PRESSED_EVERY_S = 0.5
 STATUS_EVERY_S = 5.0
 CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
@@ -40,11 +43,12 @@ HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 class Agent:
     """Files, sources and checkpoint, without threads; the time is an argument, so that tests can drive it."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, now: float) -> None:
+    def __init__(self, config: Config, checkpoint: Checkpoint, now: float, inputs: Inputs | None = None) -> None:
         names = [centre.name for centre in config.data_centres]
         here = names.index(checkpoint.dc) if checkpoint.dc in names else 0
         self.centres = FailoverPolicy(names, config.failover_s, config.failback_s, here)
-        self.watch = Watch(config, checkpoint, self.centres)
+        self.inputs = inputs or Inputs()
+        self.watch = Watch(config, checkpoint, self.centres, self.inputs)
         self._cuts = InFlightLog(Path(config.state_dir))
         self.chunks = self.bytes = 0
         self.last_progress = now
@@ -64,14 +68,20 @@ class Agent:
 
     def tick(self, now: float) -> None:
         self._choose_centre(now)
+        self.inputs.check()
+        for key in self.inputs.news():
+            if (source := self.watch.source_at(key)) is not None:
+                self.watch.ready.put(source, now)
         self.watch.tick(now)
-        if self._moved and now - self._remembered >= REMEMBER_EVERY_S:
+        every_s = PRESSED_EVERY_S if self.inputs.is_pressed else REMEMBER_EVERY_S
+        if self._moved and now - self._remembered >= every_s:
             self.remember(now)
         if now >= self._next_status and not self._config.once:
             self._next_status = now + STATUS_EVERY_S
             with suppress(OSError):  # a full disk is logged when the checkpoint cannot be written
                 folder = Path(self._config.state_dir)
-                write_status(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
+                sources, inputs = self.watch.sources.values(), self.inputs.status()
+                write_status(folder, sources, self.watch.failed, now, self.centres, inputs)
 
     def metrics(self, now: float) -> str:
         """The text for `MetricsPage`."""
@@ -84,7 +94,8 @@ class Agent:
             "process_cpu_seconds_total": ("counter", "Processor time of the client.", time.process_time()),
         }
         rows = [source.status(now) for source in self.watch.sources.values()]
-        return render_metrics(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
+        here = self.centres.names[self.centres.here]
+        return render_metrics(rows, len(self.watch.failed), facts, here, self.inputs.status())
 
     def _choose_centre(self, now: float) -> None:
         """Every source switches, each when its present request was answered."""
@@ -206,6 +217,7 @@ class Agent:
         is_whole = self._checkpoint.is_whole_next
         for source in sources.values() if is_whole else changed_sources:
             source.update_entry(now_ms)
+        changed.update(self.inputs.before_save(self._entry_at))
         self._remembered = now
         try:
             self._checkpoint.save()
@@ -213,6 +225,7 @@ class Agent:
             self._write_failed(error, now)
             return False
         self._moved, self._save_failed = False, None
+        self.inputs.saved(self._entry_at)
         if is_whole or self._cuts.is_full:
             cuts: dict[str, BatchLayout | None] = {
                 name: cut for name, cut in self._checkpoint.cuts.items() if name in self._checkpoint.entries
@@ -223,6 +236,10 @@ class Agent:
         for source in changed_sources:
             source.unsaved = False
         return True
+
+    def _entry_at(self, key: FileKey) -> CheckpointEntry | None:
+        source = self.watch.source_at(key)
+        return None if source is None else source.entry
 
     def close(self) -> None:
         """Closes the files and writes nothing."""
@@ -251,9 +268,11 @@ def run(
     workers: Workers,
     credentials: Credentials,
     page: MetricsPage | None = None,
+    inputs: Inputs | None = None,
 ) -> int:
     """The main loop; returns the exit status."""
-    agent = Agent(config, checkpoint, time.monotonic())
+    agent = Agent(config, checkpoint, time.monotonic(), inputs)
+    may_end = config.once or not config.has_files
     next_tick = next_read = 0.0
     exit_status: int | None = None
     while exit_status is None and not signals.end:
@@ -263,6 +282,8 @@ def run(
             next_tick = now + config.linger_s
         if now >= next_read or signals.reread:
             is_asked, signals.reread = signals.reread, False
+            if is_asked:
+                agent.inputs.reload()
             if credentials.read(is_asked):
                 agent.watch.wake_all(now)
             next_read = now + CREDENTIALS_EVERY_S
@@ -273,7 +294,7 @@ def run(
         dc = agent.centres.probe(now) if workers.may_probe else None
         if dc is not None:
             workers.probe(dc)
-        exit_status = _status(agent, config, now) if config.once else None
+        exit_status = _status(agent, config, now) if may_end and agent.inputs.are_over else None
         result = workers.wait(next_tick - time.monotonic()) if exit_status is None else None
         if result is not None:
             _apply(agent, result)
@@ -292,10 +313,10 @@ def _apply(agent: Agent, result: JobResult | ProbeResult) -> None:
 
 
 def _status(agent: Agent, config: Config, now: float) -> int | None:
-    """With --once: the exit status; None while there is something to send."""
+    """With --once, or when all inputs ended: the exit status; None while there is something to send."""
     if agent.is_done():
         return 1 if agent.failures() else 0
-    if now - agent.last_progress < config.timeout_s:
+    if not config.once or now - agent.last_progress < config.timeout_s:
         return None
     log_event("gateway-timeout", seconds=config.timeout_s)
     return 1 if agent.failures() else 3
@@ -303,6 +324,7 @@ def _status(agent: Agent, config: Config, now: float) -> int | None:
 
 def _end(agent: Agent, config: Config, workers: Workers) -> None:
     """Waits a little for the answers under way. The next start asks the gateway about the others."""
+    agent.inputs.close()
     deadline = time.monotonic() + END_GRACE_S
     while workers.free < config.threads and time.monotonic() < deadline:
         result = workers.wait(deadline - time.monotonic())
@@ -339,6 +361,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             checkpoint = Checkpoint.open(Path(config.state_dir))
             open_ones.callback(checkpoint.close)
+            inputs = Inputs.open(config.inputs, config.state_dir)
+            open_ones.callback(inputs.close)
             if config.metrics_port:
                 page = MetricsPage(config.metrics_port)
                 open_ones.callback(page.close)
@@ -358,4 +382,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         topics = " ".join(dict.fromkeys(files.topic for files in config.files))
         urls = " ".join(url for centre in config.data_centres for url in centre.urls)
         log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
-        return run(config, checkpoint, signals, workers, credentials, page)
+        return run(config, checkpoint, signals, workers, credentials, page, inputs)

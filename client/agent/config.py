@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
+from logferry.client.files.identity import attribute
+from logferry.client.inputs.inputs import spool_path
+from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
 from logferry.client.transport.connections import Dialer, check_pin, proxies_of
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
@@ -31,6 +35,7 @@ class FileGroup(NamedTuple):
     record_start: re.Pattern[bytes] | None = None
     cut_lines: bool = False
     link_roots: tuple[str, ...] = ()
+    source: str = ""  # of an input: what its source ids begin with, in place of host and path
 
 
 class DataCentre(NamedTuple):
@@ -78,6 +83,12 @@ class Config(NamedTuple):
     failover_s: float = 60.0
     failback_s: float = 120.0
     metrics_port: int = 0
+    inputs: tuple[InputSettings, ...] = ()  # the first ``files`` are their spools
+
+    @property
+    def has_files(self) -> bool:
+        """Beside the spools of inputs."""
+        return len(self.files) > len(self.inputs)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -107,14 +118,16 @@ def _config(given: Settings) -> Config:
         return Config((), state_dir, "", (), status=True, json=given.flags.json)
     line_bytes = int(_between(given, "line_bytes", 1 << 20, SMALLEST_CHUNK_BYTES, 2 << 20))
     flags = given.flags
+    host, inputs = _host(given), _inputs(given, line_bytes)
     failover_s = min(60.0, flags.timeout / 2) if flags.once else 60.0
     return Config(
         data_centres=_data_centres(given),
         failover_s=_between(given, "failover_s", max(failover_s, 1), 1, 86_400),
         failback_s=_between(given, "failback_s", 120, 1, 86_400),
         state_dir=os.path.abspath(_required(given, "state_dir")),  # noqa: PTH100  (keeps symbolic links)
-        host=_host(given),
-        files=_files(given),
+        host=host,
+        inputs=inputs,
+        files=(*_spools(given, inputs), *_files(given, bool(inputs))),
         check=flags.check,
         once=flags.once,
         ca_file=_ca_file(given),
@@ -188,10 +201,54 @@ def _host(given: Settings) -> str:
 # ---- files ---------------------------------------------------------------------------------------------------
 
 
-def _files(given: Settings) -> tuple[FileGroup, ...]:
+def _inputs(given: Settings, line_bytes: int) -> tuple[InputSettings, ...]:
+    flags = given.flags
+    kinds = {"stdin": flags.stdin, "syslog": flags.syslog, "journald": flags.journald}
+    options = [kind for kind, is_given in kinds.items() if is_given]
+    if options and given.inputs:
+        raise ValueError(f"--{options[0]}: {flags.config} has [[inputs]] already: remove one of them")
+    tables = given.inputs or [{"type": kind} for kind in options]
+    if flags.syslog and not given.inputs:
+        tables[options.index("syslog")]["listen"] = flags.syslog
+    if flags.source is not None:
+        if len(tables) != 1:
+            raise ValueError("--source: names the source of one input: use [[inputs]] for several")
+        tables[0]["source"] = flags.source
+    found = []
+    for number, table in enumerate(tables):
+        where = f"{flags.config}: inputs[{number}]." if given.inputs else "--"
+        try:
+            found.append(input_settings(table, _host(given), line_bytes))
+        except ValueError as error:
+            raise ValueError(f"{where}{error}") from None
+    names = [each.name for each in found]
+    if len(set(names)) < len(names) or sum(each.kind == "stdin" for each in found) > 1:
+        raise ValueError("[[inputs]]: two have the same name, or are standard input")
+    if flags.once and any(each.kind != "stdin" for each in found):
+        raise ValueError("--once: syslog and journald have no end")
+    return tuple(found)
+
+
+def _spools(given: Settings, inputs: Sequence[InputSettings]) -> Iterator[FileGroup]:
+    """The files of the spools, before all others."""
+    state_dir = os.path.abspath(_required(given, "state_dir"))  # noqa: PTH100
+    for number, each in enumerate(inputs):
+        table: dict[str, Any] = given.inputs[number] if given.inputs else {}
+        names = ("topic", "attributes", "record_start", "cut_lines")
+        own = {name: table[name] for name in names if name in table}
+        path = glob.escape(spool_path(state_dir, each.name))
+        group = _group(given, f"inputs[{number}].", {**own, "paths": [path]})
+        attributes = {**group.attributes, "path": attribute(each.name)}
+        group = group._replace(source=each.source, exclude=(), attributes=attributes)
+        yield group if each.kind == "stdin" else group._replace(record_start=None, cut_lines=False)
+
+
+def _files(given: Settings, has_inputs: bool) -> tuple[FileGroup, ...]:
     if given.flags.glob and given.files:
         raise ValueError(f"GLOB: {given.flags.config} has [[files]] already: remove one of them")
     if not given.flags.glob and not given.files:
+        if has_inputs:
+            return ()
         raise ValueError("GLOB is required: name the files to send, here or as [[files]] of --config FILE")
     groups: list[dict[str, Any]] = given.files or [{"paths": given.flags.glob}]
     return tuple(_group(given, f"files[{number}].", group) for number, group in enumerate(groups))
@@ -199,7 +256,8 @@ def _files(given: Settings) -> tuple[FileGroup, ...]:
 
 def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
     def label(name: str) -> str:
-        return f"{given.flags.config}: {where}{name}" if name in group and given.files else given.label(name)
+        is_of_file = name in group and (given.files or given.inputs)
+        return f"{given.flags.config}: {where}{name}" if is_of_file else given.label(name)
 
     if not group.get("paths"):
         raise ValueError(f"{given.flags.config}: {where}paths is required")

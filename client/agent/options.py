@@ -15,7 +15,8 @@ EXAMPLE = """examples:
   logferry push --url http://127.0.0.1:8080 --topic nginx --state-dir /var/lib/logferry '/var/log/nginx/*.log'
   logferry push --config /etc/logferry/push.toml --check
 
-Sends the lines of files to a gateway, each exactly once, whatever is killed or restarted.
+Sends the lines of files to a gateway, each exactly once, whatever is killed or restarted. Also takes standard input,
+syslog and the journal.
 """
 NOTES = """Quote the patterns: the client looks for new files itself; ** matches any number of folders. If files rotate
 faster than the client looks, include the names that rotation gives them. An option overrides its setting in FILE.
@@ -36,16 +37,24 @@ _OF_ALL = {
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
     "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
+_OF_INPUTS = {
+    "type": _TEXT, "name": _TEXT, "source": _TEXT, "topic": _TEXT, "attributes": _TABLE, "record_start": _TEXT,
+    "cut_lines": _YES, "spool_bytes": _WHOLE, "listen": _TEXTS, "message_bytes": _WHOLE, "cert_file": _TEXT,
+    "key_file": _TEXT, "client_ca_file": _TEXT, "units": _TEXTS, "start": _TEXT, "directory": _TEXT,
+    "namespace": _TEXT,
+}  # fmt: skip
 _OF_CENTRES = {"name": _TEXT, "urls": _TEXTS, "token_file": _TEXT}
 
 
 class Settings(NamedTuple):
-    """``values`` by the names of the file; ``files`` and ``centres``: its ``[[files]]`` and ``[[datacenters]]``."""
+    """``values`` by the names of the file; ``files``, ``centres``, ``inputs``: its ``[[files]]``, ``[[datacenters]]``
+    and ``[[inputs]]``."""
 
     values: dict[str, Any]
     labels: dict[str, str]
     files: list[dict[str, Any]]
     centres: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]
     flags: argparse.Namespace
     refuse: Any
 
@@ -67,7 +76,7 @@ def read(argv: Sequence[str] | None = None) -> Settings:
     parser = _parser()
     flags = parser.parse_args(argv)
     values: dict[str, Any] = {}
-    tables: dict[str, list[dict[str, Any]]] = {"files": [], "datacenters": []}
+    tables: dict[str, list[dict[str, Any]]] = {"files": [], "datacenters": [], "inputs": []}
     if flags.config is not None:
         try:
             values, tables = _from_file(flags.config)
@@ -78,13 +87,15 @@ def read(argv: Sequence[str] | None = None) -> Settings:
     given = {name: value for name, value in vars(flags).items() if name in known and value is not None}
     for name in given:
         labels.pop(name, None)
-    return Settings({**values, **given}, labels, tables["files"], tables["datacenters"], flags, parser.error)
+    found = tables["files"], tables["datacenters"], tables["inputs"]
+    return Settings({**values, **given}, labels, *found, flags, parser.error)
 
 
 def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     values = _toml().loads(Path(path).read_text(encoding="utf-8"))
     tables = {}
-    for name, known in (("files", {"paths": _TEXTS, **_OF_FILES}), ("datacenters", _OF_CENTRES)):
+    of_files = {"paths": _TEXTS, **_OF_FILES}
+    for name, known in (("files", of_files), ("datacenters", _OF_CENTRES), ("inputs", _OF_INPUTS)):
         tables[name] = values.pop(name, [])
         if not isinstance(tables[name], list) or not all(isinstance(each, dict) for each in tables[name]):
             raise ValueError(f"{name}: must be tables, written as [[{name}]]")
@@ -147,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("glob", nargs="*", metavar="GLOB", help="files to send")
     add("--config", metavar="FILE", help="a TOML file with settings, named as the options with _ for -; further tables"
-        " are [[files]] (paths, topic, exclude, attributes, record_start, cut_lines) and, in place of url,"
+        " are [[files]] (paths, topic, exclude, attributes, record_start, cut_lines), [[inputs]] and, in place of url,"
         " [[datacenters]] (name, urls, token_file)")  # fmt: skip
     add("--url", action="append", help="URL of a gateway; repeat it for other gateways of the same data centre, which"
         " are tried while the first does not answer")  # fmt: skip
@@ -159,6 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--check", action="store_true", help="print what would be sent and why, and send nothing")
     add("--status", action="store_true", help="print how far the client that runs on --state-dir is with each file")
     add("--json", action="store_true", help="with --status: print one JSON object")
+    add("--stdin", action="store_true", help="send standard input, and end when it ended and was sent")
+    add("--syslog", action="append", metavar="URL", help="take syslog at tcp://HOST:PORT, tls:// (certificate in FILE),"
+        " udp:// or unix:///PATH; repeat it for others")  # fmt: skip
+    add("--journald", action="store_true", help="send the journal of systemd")
+    add("--source", metavar="NAME", help="with one of these three: what its source id begins with (default:"
+        " HOST:stdin, HOST:syslog or HOST:journald)")  # fmt: skip
     add("--exclude", action="append", metavar="GLOB", help="files to leave out, by name or (with a slash) by path")
     add("--link-root", action="append", metavar="DIR", help="folder that symbolic links among the files may lead into;"
         " repeat it for others (default: the folder that the first wildcard matched)")  # fmt: skip

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from logferry.client.events import log_event
 from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
 from logferry.client.files.discover import left_out
 from logferry.client.files.rotation import CompressedFile
+from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.metrics_page import MetricsServer
 from logferry.gateway.contract.names import visible
 
@@ -40,6 +41,17 @@ _SUMS = {
     "lag_bytes": "Bytes in the followed files that no gateway has acknowledged yet.",
     "behind_seconds": "Seconds for which the slowest file has not been sent to its end.",
     "files_in_trouble": "Files whose last request or read failed.",
+}
+_OF_INPUTS = {
+    "input_messages_total": ("counter", "Messages that an input took; of standard input lines."),
+    "input_bytes_total": ("counter", "Bytes that an input took."),
+    "input_dropped_total": ("counter", "Messages for which the spool had no room, of senders that cannot wait."),
+    "input_refused_total": (
+        "counter",
+        "Messages that were too long; connections beyond the limit or without handshake.",
+    ),
+    "input_spool_bytes": ("gauge", "Bytes in the spool of an input, with some that are sent already."),
+    "input_spool_limit_bytes": ("gauge", "Limit of the spool of an input."),
 }
 
 
@@ -54,7 +66,10 @@ def check(config: Config) -> int:
     except StateUnusable as error:
         log_event("state-unusable", reason=error)
         return 2
-    watch = Watch(config, checkpoint, FailoverPolicy([centre.name for centre in config.data_centres], 1.0, 1.0))
+    for each in config.inputs:
+        _say(f"take  {each.kind} -> {config.files[config.inputs.index(each)].topic}: as {each.source}")
+    centres = FailoverPolicy([centre.name for centre in config.data_centres], 1.0, 1.0)
+    watch = Watch(config, checkpoint, centres, Inputs())
     watch.tick(0.0)
     sent_bytes = 0
     paths = set()
@@ -80,15 +95,22 @@ def check(config: Config) -> int:
     _say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")
     watch.close()
     checkpoint.close()
-    return 1 if watch.failed or not paths else 0
+    return 1 if watch.failed or not (paths or config.inputs) else 0
 
 
 def write_status(
-    folder: Path, sources: Iterable[FileSource], failed: Mapping[str, str], now: float, centres: FailoverPolicy
+    folder: Path,
+    sources: Iterable[FileSource],
+    failed: Mapping[str, str],
+    now: float,
+    centres: FailoverPolicy,
+    inputs: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Raises OSError; the previous file is still whole then."""
     rows = [source.status(now)._asdict() for source in sources]
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "files": rows, "failed": dict(failed)}
+    if inputs:
+        content["inputs"] = inputs
     if len(centres.names) > 1:
         content["data_centre"] = centres.status(now)
     temporary = folder / (FILE + ".new")
@@ -111,10 +133,20 @@ def show_status(folder: Path, as_json: bool = False) -> int:
     else:
         age_s = max(time.time() - at_ms / 1000, 0)
         _say(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
+        _print_inputs(content.get("inputs", ()))
         _print(rows, failed, content.get("data_centre"))
     if not runs:
         return 3
-    return 1 if failed or any(row["error"] for row in rows) else 0
+    return 1 if failed or any(row["error"] for row in (*rows, *content.get("inputs", ()))) else 0
+
+
+def _print_inputs(rows: Iterable[dict[str, Any]]) -> None:
+    for row in rows:
+        took = f"took {row['messages']} messages, {row['bytes']} bytes"
+        lost = f"dropped {row['dropped']}, refused {row['refused']}"
+        _say(f"{row['name']}: {took}; {lost}; its spool has {row['spool_bytes']} of {row['spool_limit_bytes']} bytes")
+        if row["error"]:
+            _say(f"    error: {row['error']}")
 
 
 def _print(rows: list[dict[str, Any]], failed: dict[str, str], centre: dict[str, Any] | None) -> None:
@@ -153,7 +185,11 @@ def _is_locked(folder: Path) -> bool:
 
 
 def render_metrics(
-    rows: Iterable[SourceStatus], unreadable: int, facts: Mapping[str, tuple[str, str, float]], here: str
+    rows: Iterable[SourceStatus],
+    unreadable: int,
+    facts: Mapping[str, tuple[str, str, float]],
+    here: str,
+    inputs: Sequence[dict[str, Any]] = (),
 ) -> str:
     """``facts``: name → type, help and value. ``here``: the data centre that the client writes to."""
     topics: dict[str, dict[str, float]] = {}
@@ -169,6 +205,10 @@ def render_metrics(
         lines += [f'logferry_push_{name}{{topic="{topic}"}} {sums[name]:g}' for topic, sums in sorted(topics.items())]
     for name, (kind, help_, value) in facts.items():
         lines += [*_head(name, kind, help_), f"logferry_push_{name} {value:.15g}"]
+    for name, (kind, help_) in _OF_INPUTS.items() if inputs else ():
+        key = name[len("input_") :].replace("_total", "")
+        lines += _head(name, kind, help_)
+        lines += [f'logferry_push_{name}{{input="{row["name"]}"}} {row[key]}' for row in inputs]
     lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
     lines += [f"logferry_push_files_unreadable {unreadable}"]
     lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]

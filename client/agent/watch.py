@@ -21,6 +21,7 @@ from logferry.client.files.discover import FileKey, find_by_entry, find_moved, f
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
+from logferry.client.inputs.inputs import Inputs
 
 # Looking for files takes at most this share of the time, however many there are.
 DISCOVERY_SHARE = 0.02
@@ -29,12 +30,13 @@ DISCOVERY_SHARE = 0.02
 class Watch:
     """The sources by name. One that was found, changed or replaced is put into ``ready``."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy) -> None:
+    def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy, inputs: Inputs) -> None:
         self.sources: dict[str, FileSource] = {}
         self.failed: dict[str, str] = {}  # path → why it could not be read
         self._config = config
         self._checkpoint = checkpoint
         self._centres = centres
+        self._inputs = inputs
         self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
         self._suspects = Suspects()
         self._looks: TimeQueue[FileSource] = TimeQueue()
@@ -83,6 +85,9 @@ class Watch:
             self._drop(source)
         else:
             self.ready.put(source, source.next_due(now, self._config.idle_s))
+
+    def source_at(self, key: FileKey) -> FileSource | None:
+        return self._live.get(key)
 
     def wake_all(self, now: float) -> None:
         """Also those that pause after a refusal: its cause may be gone."""
@@ -283,7 +288,7 @@ class Watch:
     def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""
         try:
-            tail = FileTail.open(path, now, self._config.once)
+            tail = self._inputs.open_file(path, now, self._config.once)
         except OSError as error:
             if path not in self.failed:
                 log_event("file-unreadable", path=path, reason=error.strerror)
@@ -348,7 +353,7 @@ class Watch:
         log_event("source-resumed", source=entry.source_id, path=tail.path, position=entry.position)
         source = self._add(entry, tail, files, "known")
         source.unsaved = self._is_copy  # the new name
-        source.after_reboot = self._known.rebooted
+        source.after_reboot = self._known.rebooted and not files.source  # a spool is on the disk before it is sent
         self._resume_after_in_flight(source)
 
     def _resume_after_in_flight(self, source: FileSource) -> None:
@@ -357,7 +362,8 @@ class Watch:
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
         """A new source. ``begin``: what lies before it was sent by another one."""
-        name = source_id(self._config.host, tail.path, self._checkpoint.next_generation())
+        begin = max(begin, tail.begin)
+        name = source_id(self._config.host, tail.path, self._checkpoint.next_generation(), files.source)
         seen_ms = int(time.time() * 1000)
         entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), seen_ms)
         entry.born_ns, entry.topic = tail.born_ns, files.topic

@@ -28,8 +28,9 @@ def find_files(
 
     ``**`` matches any number of folders. ``exclude``: patterns of file names to leave out or, with a slash, of whole
     paths, where ``*`` matches slashes, too. A file with several names gets the first in order, preferably one that no
-    link leads out (`leads_out`), and that is not a symbolic link. Skipped are files under ``skip_folder``, and the file
-    of our own standard error, which would feed itself. Files that vanish meanwhile are left out.
+    link leads out (`leads_out`), and that is not a symbolic link. Skipped are files under ``skip_folder`` that a
+    wildcard matched, and the file of our own standard error, which would feed itself. Files that vanish meanwhile are
+    left out.
     """
 
     def rank(path: str) -> tuple[bool, bool]:
@@ -77,7 +78,7 @@ def left_out(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str], 
     return reasons
 
 
-def _matches(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str]) -> list[tuple[str, str]]:
+def _matches(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str]) -> list[tuple[str, str]]:
     """Paths in order, each with the reason against it; empty: there is none."""
     paths: dict[str, str] = {}
     for pattern in patterns:
@@ -87,7 +88,7 @@ def _matches(patterns: Iterable[str], skip_folder: str, exclude: Sequence[str]) 
             else:
                 paths.setdefault(os.path.abspath(path), "compressed: its plain incarnation was a source")
     for path, why_not in paths.items():
-        if path.startswith(skip_folder + os.sep):
+        if path.startswith(skip_folder + os.sep) and glob.escape(path) not in patterns:
             paths[path] = "in the state folder"
         elif not why_not and _is_excluded(path, exclude):
             paths[path] = "excluded"

@@ -93,8 +93,10 @@ def grown(mark: bytes, data: bytes | memoryview) -> bytes:
     return last if len(last) == MARK_BYTES else (mark + last)[-MARK_BYTES:]
 
 
-def source_id(host: str, path: str, generation: int) -> str:
-    name, suffix = f"{printable(host)}:{printable(path)}", f"#{generation}"
+def source_id(host: str, path: str, generation: int, own_name: str = "") -> str:
+    """``own_name``: in place of host and path."""
+    name = printable(own_name) or f"{printable(host)}:{printable(path)}"
+    suffix = f"#{generation}"
     room = MAX_SOURCE_ID_BYTES - len(suffix)
     raw = name.encode()
     if len(raw) <= room:

@@ -109,6 +109,11 @@ class FileTail(ByteSource):
             os.close(fd)
 
     @property
+    def begin(self) -> int:
+        """Where a new source of the file begins."""
+        return 0
+
+    @property
     def end(self) -> int:
         return self.size if self._limit is None else min(self.size, self._limit)
 

@@ -53,3 +53,36 @@ class UploadDescription(UploadRequested):
     partition: _Number | None
     first_seqno: _Number | None
     last_seqno: _Number | None
+
+
+class BytesStored(BaseModel):
+    """The bytes from ``offset`` up to ``stored_bytes`` are durable. The transaction must be committed before
+    ``expires_ms``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    transaction_id: str
+    offset: _Number
+    stored_bytes: _Number
+    expires_ms: _Number
+
+
+class SizeConfirmed(BaseModel):
+    """All bytes are durable, and none follows."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    transaction_id: str
+    state: Literal["prepared"]
+    stored_bytes: _Number
+    expires_ms: _Number
+
+
+class TransactionDescription(BaseModel):
+    """``offsets``: the first and the last one of its chunks. Null: not visible, or its records were removed since."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    transaction_id: str
+    state: Literal["open", "prepared", "committed", "expired"]
+    stored_bytes: _Number
+    topic: str
+    partition: _Number | None
+    offsets: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None

@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 from aiokafka.errors import UnknownTopicOrPartitionError
-from logferry.gateway.api.forwarding import FORWARDED, REDIRECT, Forwarding
+from logferry.gateway.access.rights import ConsumerAct
+from logferry.gateway.api.forwarding import REDIRECT, Forwarding
 from logferry.gateway.api.schemas import CommitBody, PositionsBody, PositionSetting
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition, split_topic
@@ -20,7 +21,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import LISTS_BYTES, Admission, computed
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import flag
-from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.http.router import FORWARDED, Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import NO_MEMBER
@@ -61,7 +62,9 @@ class ConsumersApi:
         routes.add("PUT", consumer + "/offsets", "put_offsets", self.put_offsets, Right.KNOWN)
 
     async def stream(self, call: Call) -> web.StreamResponse:
-        consumer = self._consumer(call)
+        consumer = self._consumer(call, "commit")
+        if call.lists["cursor"]:
+            self._check_act(call, consumer, "reset")
         filters = {name[5:]: call.query[name] for name in call.query if name.startswith("attr.")}
         call.knows_only("from", "source_prefix", *(f"attr.{name}" for name in filters))
         start = call.query.get("from", "earliest")
@@ -96,7 +99,7 @@ class ConsumersApi:
 
     async def commit(self, call: Call) -> web.StreamResponse:
         call.knows_only()
-        consumer, session_id = self._consumer(call), call.second("session")
+        consumer, session_id = self._consumer(call, "commit"), call.second("session")
         worker = worker_of(session_id)
         if worker != self.url:
             return await self._elsewhere(call, session_id, worker)
@@ -113,7 +116,7 @@ class ConsumersApi:
     async def offsets(self, call: Call) -> web.StreamResponse:
         call.knows_only("records_only")
         reads = not flag(call.query, "records_only")
-        consumer = self._consumer(call)
+        consumer = self._consumer(call, "read")
         topics, patterns = self._topics(call)
         if patterns:
             raise Malformed("topic: patterns are not allowed here; omit topic to get all topics with a position")
@@ -127,7 +130,7 @@ class ConsumersApi:
         if topics:
             committed = {partition: offset for partition, offset in committed.items() if partition[0] in topics}
         positions = await consumer_offsets.lags(
-            self.kafka, committed, topics, self._may_read(call, consumer), reads=reads
+            self.kafka, committed, topics, self._may_read(call, consumer, "read"), reads=reads
         )
         return json_response(
             {"consumer": consumer, "state": view.state, "members": view.members, "positions": positions}
@@ -139,7 +142,8 @@ class ConsumersApi:
         self._check_reads(call)
 
         def may_use(group: str) -> bool:
-            return _CONSUMER.match(group) is not None and self._owner(group) is None and call.caller.may_use(group)
+            is_one = _CONSUMER.match(group) is not None and self._owner(group) is None
+            return is_one and call.caller.may_use(group, "read")
 
         dcs = self.config.known_dcs
         found, is_complete = await consumer_offsets.summaries(
@@ -151,7 +155,7 @@ class ConsumersApi:
         """Sets positions while the consumer has no live sessions, which would not notice the change."""
         call.knows_only("dry_run")
         is_dry = flag(call.query, "dry_run")
-        consumer = self._consumer(call)
+        consumer = self._consumer(call, "reset")
         body = await self.admission.document(call.request, PositionsBody, LISTS_BYTES)
         if body.positions is None:
             settings, cursors = await self._whole_topic(call, body), dict[TopicPartition, Cursor]()
@@ -161,6 +165,7 @@ class ConsumersApi:
         for partition, offset in (await self.translation.of_cursors(cursors.values())).items():
             self._add(call, settings, partition, consumer_offsets.RequestedPosition(partition, offset))
         offsets = await consumer_offsets.resolved(self.kafka, settings.values())
+        call.facts.update(is_dry=is_dry, positions=len(offsets), topics=sorted({topic for topic, _ in offsets})[:10])
         await consumer_offsets.check_members(self.kafka, consumer)
         if not is_dry:
             await self._set(consumer, offsets)
@@ -179,10 +184,10 @@ class ConsumersApi:
 
     # ---- input ------------------------------------------------------------------------------------------------
 
-    def _consumer(self, call: Call) -> str:
+    def _consumer(self, call: Call, act: ConsumerAct) -> str:
         """The consumer of the path. Raises Malformed, and Problem ``conflict`` for a group of logferry's own.
 
-        Raises Problem ``forbidden`` for a consumer that is not the caller's.
+        Raises Problem ``forbidden`` where the caller may not do this with it.
         """
         self._check_reads(call)
         consumer = call.first("consumer")
@@ -191,9 +196,13 @@ class ConsumersApi:
         own = self._owner(consumer)
         if own is not None:
             raise Problem("conflict", f"names that begin with {own} are reserved for the groups of logferry itself")
-        if not call.caller.may_use(consumer):
-            raise Problem("forbidden", f"the token {call.caller.name} does not have the right to use {consumer}")
+        self._check_act(call, consumer, act)
         return consumer
+
+    def _check_act(self, call: Call, consumer: str, act: ConsumerAct) -> None:
+        if not call.caller.may_use(consumer, act):
+            what = {"read": "see", "commit": "use", "reset": "set positions of"}[act]
+            raise Problem("forbidden", f"the token {call.caller.name} does not have the right to {what} {consumer}")
 
     def _owner(self, consumer: str) -> str | None:
         """The reserved beginning of the name of a group of logferry's own; None: it is none."""
@@ -203,13 +212,13 @@ class ConsumersApi:
         if call.caller.read.is_nothing:
             raise Problem("forbidden", f"the token {call.caller.name} does not have the right to read anything")
 
-    def _may_read(self, call: Call, consumer: str) -> consumer_offsets.MayRead:
+    def _may_read(self, call: Call, consumer: str, act: ConsumerAct = "commit") -> consumer_offsets.MayRead:
         """Whether the caller may read a topic, as the consumer, at the time of the call: sessions live long."""
         dcs, gate, caller = self.config.known_dcs, self.gate, call.caller
 
         def may_read(name: str) -> bool:
             present = gate.present(caller)
-            return name.partition(".")[0] in dcs and present.may_read(name) and present.may_use(consumer)
+            return name.partition(".")[0] in dcs and present.may_read(name) and present.may_use(consumer, act)
 
         return may_read
 

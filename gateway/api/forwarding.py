@@ -27,7 +27,7 @@ from logferry.gateway.contract.names import Malformed, lane_of
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import LaneMoved, Problem
 from logferry.gateway.http.admission import Admission
-from logferry.gateway.http.router import problem_response
+from logferry.gateway.http.router import FORWARDED, problem_response
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.metrics import FORWARDS
@@ -35,7 +35,6 @@ from logferry.gateway.tls import peer_context
 from multidict import CIMultiDict
 from yarl import URL
 
-FORWARDED: Final = "X-Logferry-Forwarded"
 REDIRECT: Final = "X-Logferry-Redirect"
 # The answer to a forwarded request whose lane has another owner: the same request may be retried there.
 _MOVED: Final = "X-Logferry-Moved"

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
+from logferry.gateway.admin_log.records import AdminLogPage as AdminLogPage
+from logferry.gateway.api.archive_schemas import BytesStored as BytesStored
 from logferry.gateway.api.archive_schemas import PieceStored as PieceStored
+from logferry.gateway.api.archive_schemas import SizeConfirmed as SizeConfirmed
+from logferry.gateway.api.archive_schemas import TransactionDescription as TransactionDescription
 from logferry.gateway.api.archive_schemas import UploadCommitted as UploadCommitted
 from logferry.gateway.api.archive_schemas import UploadDescription as UploadDescription
 from logferry.gateway.api.archive_schemas import UploadRequested as UploadRequested

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 from aiohttp import web
-from logferry.gateway.api.forwarding import FORWARDED, Forwarding
+from logferry.gateway.api.forwarding import Forwarding
 from logferry.gateway.api.schemas import HeartbeatBody, TopicBody
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import MSGPACK, Chunk
@@ -40,7 +40,7 @@ from logferry.gateway.http.request import (
     trace_of,
     traced,
 )
-from logferry.gateway.http.router import Call, Handler, Routes, json_response
+from logferry.gateway.http.router import FORWARDED, Call, Handler, Routes, json_response
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
@@ -180,6 +180,7 @@ class SourcesApi:
         call.knows_only()
         name = check_topic(call.first("topic"))
         wanted = await self.admission.document(call.request, TopicBody)
+        call.facts.update(wanted.model_dump(exclude_none=True))
         found, created = await self.topics.put(name, wanted.partitions, wanted.retention_ms)
         return json_response(found, status=201 if created else 200)
 

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 from aiohttp import web
-from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
 from logferry.gateway.api import status_schemas
 from logferry.gateway.api.diagnosis import AllWorkers, SilentWorker, as_document, diagnose
@@ -24,8 +23,9 @@ from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Quotas, computed
-from logferry.gateway.http.auth import Right
+from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.kafka.aiokafka_internals import create_conn
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.lane import Lane
@@ -57,6 +57,7 @@ class StatusApi:
     quotas: Quotas
     sessions: SessionRegistry
     open_transactions: OpenTransactions
+    gate: Gate
     started_ms: int = field(default_factory=now_ms)
 
     def add_to(self, routes: Routes) -> None:
@@ -144,7 +145,12 @@ class StatusApi:
                 for topic, number, why, since_ms in [*refused, *weak]
             ],
             open_transactions=list(self.open_transactions.overdue.values()),
-            warnings=[*warnings(self.config, self.kafka.clock), *self.kafka.risks, *self.sessions.warnings()],
+            warnings=[
+                *warnings(self.config, self.kafka.clock),
+                *self.kafka.risks,
+                *self.sessions.warnings(),
+                *self.gate.warnings(),
+            ],
             limits=self._limits(lanes),
             throttled=[
                 status_schemas.ThrottledStatus(

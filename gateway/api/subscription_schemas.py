@@ -47,10 +47,11 @@ class DeliveryPartition(_Answer):
 
 class SubscriptionSummary(PushSubscription):
     """``is_configured``: it stands in the configuration of the workers, or did; ``left_configuration``: a worker has
-    started since without it, and nothing is sent."""
+    started since without it, and nothing is sent. ``owner``: the token that made, changed or resumed it last."""
 
     name: str
     created_ms: _Number
+    owner: str | None
     is_paused: bool
     is_configured: bool
     left_configuration: bool

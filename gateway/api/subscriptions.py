@@ -10,15 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiokafka.errors import InvalidTopicError, UnknownTopicOrPartitionError
+from logferry.gateway import log
+from logferry.gateway.access.rights import Caller
 from logferry.gateway.config import Config
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
 from logferry.gateway.contract.names import Cursor, Malformed, split_topic
 from logferry.gateway.errors import LaneUnreadable, Problem
 from logferry.gateway.http.admission import LISTS_BYTES, Admission
-from logferry.gateway.http.auth import Caller, Right
+from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.lanes.replay import replay_states
@@ -65,13 +68,14 @@ class SubscriptionsApi:
         call.knows_only()
         name = self._name(call)
         wanted = await self.admission.document(call.request, PushSubscription, LISTS_BYTES)
+        call.facts.update(topics=wanted.topics[:10], host=urlsplit(wanted.url).hostname)
         self._check_topics(wanted)
         try:
             wanted.check_dead_letters(self.config.dc)
         except ValueError as error:
             raise Malformed(str(error)) from None
         now_ms = self.kafka.clock.now_ms()
-        fresh = StoredSubscription(id=uuid.uuid4().hex, created_ms=now_ms, definition=wanted)
+        fresh = StoredSubscription(id=uuid.uuid4().hex, created_ms=now_ms, definition=wanted, owner=call.caller.name)
         self._check_right(call.caller, fresh)
         known = await self.store.refresh()
         if not known:
@@ -84,7 +88,7 @@ class SubscriptionsApi:
             _check_changeable(name, stored)
             if stored.definition.order != wanted.order:
                 raise Problem("conflict", "order: cannot change; remove the subscription, or make another one")
-            own = {"is_configured": False, "left_configuration": False}
+            own = {"owner": fresh.owner, "is_configured": False, "left_configuration": False}
             fresh = stored.model_copy(update={"definition": wanted, **own})
         await self._write(name, fresh)
         return json_response(_described(name, fresh), status=201 if stored is None else 200)
@@ -109,7 +113,8 @@ class SubscriptionsApi:
         if stored.left_configuration:
             ways = "put it back there and restart a worker, make it by PUT, or remove it"
             raise Problem("conflict", f"{name} left the configuration of deliver: {ways}")
-        return await self._changed(name, stored.model_copy(update={"is_paused": False, "resumed": stored.resumed + 1}))
+        resumed = {"is_paused": False, "resumed": stored.resumed + 1, "owner": call.caller.name}
+        return await self._changed(name, stored.model_copy(update=resumed))
 
     async def replay(self, call: Call) -> web.StreamResponse:
         """Sets positions: back to deliver again, or forward to skip."""
@@ -127,6 +132,19 @@ class SubscriptionsApi:
             return await self._changed(name, stored.replayed(wanted))
         except ValueError as error:
             raise Problem("conflict", str(error)) from None
+
+    async def pause_orphans(self, gate: Gate) -> None:
+        """Pauses what was ordered by a caller that has lost the right since. Raises KafkaError.
+
+        Otherwise a token that leaked would deliver to its thief after it is removed.
+        """
+        for name, stored in (await self.store.refresh()).items():
+            if stored.owner is None or stored.is_resting:
+                continue
+            why = self._why_not(gate.entry(stored.owner), stored)
+            if why is not None:
+                await self._write(name, stored.model_copy(update={"is_paused": True}))
+                log.event("subscription_orphaned", subscription=name, owner=stored.owner, why=why)
 
     async def _check_place(self, stored: StoredSubscription, topic: str | None, partition: int | None) -> None:
         """Raises Problem for a place that the subscription does not deliver: nothing would happen, and nobody know."""
@@ -219,18 +237,25 @@ class SubscriptionsApi:
             raise Problem("forbidden", f"the token {caller.name} {why}")
 
     def _why_not(self, caller: Caller, stored: StoredSubscription) -> str | None:
-        """Why the caller may not have to do with the subscription; None: it may."""
-        if caller.admin.is_everything:
-            return None
-        definition = stored.definition
-        named = [*definition.topics]
-        if definition.dead_letter_topic is not None:
-            named.append(f"{self.config.dc}.{definition.dead_letter_topic}")
-        for topic in named:
+        """Why the caller may not have to do with the subscription; None: it may.
+
+        A subscription reads: what the caller is denied to read is not delivered by its order, either.
+        """
+        definition, admin = stored.definition, caller.admin
+        for topic in definition.topics:
             if any(sign in topic for sign in _SIGNS):
-                return f"does not have the right to administer everything, which the pattern {topic} takes"
-            if not caller.admin.match(topic):
+                if not admin.is_everything:
+                    return f"does not have the right to administer everything, which the pattern {topic} takes"
+                if caller.read.has_denials:
+                    return f"is denied to read some topics, and {topic} is a pattern: name the topics"
+            elif not admin.match(topic):
                 return f"does not have the right to administer {topic}"
+            elif caller.read.denies(topic):
+                return f"is denied to read {topic}"
+        if definition.dead_letter_topic is not None:
+            letters = f"{self.config.dc}.{definition.dead_letter_topic}"
+            if not admin.match(letters) or caller.write.denies(letters):
+                return f"does not have the right to administer {letters}, or is denied to write it"
         return None
 
 
@@ -244,6 +269,7 @@ def _described(name: str, stored: StoredSubscription) -> dict[str, Any]:
         "name": name,
         **stored.definition.model_dump(),
         "created_ms": stored.created_ms,
+        "owner": stored.owner,
         "is_paused": stored.is_paused,
         "is_configured": stored.is_configured,
         "left_configuration": stored.left_configuration,

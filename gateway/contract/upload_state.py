@@ -60,7 +60,8 @@ class UploadCommit(NamedTuple):
 class UploadState(NamedTuple):
     """``topic``: the full name. ``expires_ms``: it is gone then if it was not committed.
 
-    ``is_sealed``: no piece follows. ``commit`` None: nothing of it is visible.
+    ``is_sealed``: no piece follows. ``commit`` None: nothing of it is visible. ``is_expired``: it is gone, and all that
+    is kept is that it was there.
     """
 
     topic: str
@@ -71,6 +72,7 @@ class UploadState(NamedTuple):
     pieces: tuple[StagedPiece, ...] = ()
     is_sealed: bool = False
     commit: UploadCommit | None = None
+    is_expired: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -87,6 +89,8 @@ class UploadState(NamedTuple):
     def encode(self) -> bytes:
         found: dict[str, Any] = {**self._asdict(), "topic_id": self.topic_id.hex()}
         del found["pieces"]
+        if not self.is_expired:
+            del found["is_expired"]
         head = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
         return b"".join((_HEAD.pack(UPLOAD_VERSION, len(head)), head, *(_PIECE.pack(*piece) for piece in self.pieces)))
 
@@ -99,7 +103,7 @@ class UploadState(NamedTuple):
         try:
             found = json.loads(raw[_HEAD.size : _HEAD.size + size])
             commit, pieces = found["commit"], [*_PIECE.iter_unpack(raw[_HEAD.size + size :])]
-            if not pieces:
+            if not pieces and not found.get("is_expired"):
                 raise ValueError("an upload without pieces")
             return cls(
                 **{

@@ -27,9 +27,9 @@ from typing import Final, ParamSpec, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from logferry.gateway.access.rights import Patterns, entry_of
 from logferry.gateway.config import Config, Limits
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.auth import Patterns
 from logferry.gateway.http.request import validated
 from logferry.gateway.limits import BURST_S, FairShare, RateLimit, Scope, TokenBucket
 from logferry.gateway.metrics import IN_FLIGHT, THROTTLED, THROTTLED_SECONDS
@@ -263,7 +263,7 @@ class Quotas:
         Raises Problem ``quota``, and then nothing is charged.
         """
         now_s = self._clock()
-        meters = [meter for meter in (self._tokens.get(token), self._of_topic(topic)) if meter is not None]
+        meters = [meter for meter in (self._tokens.get(entry_of(token)), self._of_topic(topic)) if meter is not None]
         for meter in meters:
             wait_s, limit = meter.wait(now_s)
             if wait_s > 0:

@@ -8,9 +8,7 @@ Invariants:
 * Tokens are kept as SHA-256. They are random and long, so a plain hash is enough, and the look-up is by that hash:
   its duration reveals nothing about a token, since nobody can choose the hash of a guess. The last comparison takes
   constant time all the same. Neither token nor hash is ever logged or put into an answer.
-
-A **pattern** is a shell's (``*``, ``?``, ``[…]``). With a known data centre or ``*`` before its first dot it is one of
-full names: ``dc1.nginx``, ``dc2.*``, ``*.nginx``; else it is the topic's name in every data centre: ``nginx-*``.
+* A token ends at its date by the clock of this host, also for what is under way then: streams ask for present rights.
 
 `logferry token NAME` makes a token and prints its entry for the configuration.
 """
@@ -18,21 +16,27 @@ full names: ``dc1.nginx``, ``dc2.*``, ``*.nginx``; else it is the topic's name i
 from __future__ import annotations
 
 import base64
-import fnmatch
 import hashlib
 import hmac
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
-from logferry.gateway.config import ServiceConfig, TokenSettings
+from logferry.gateway import log
+from logferry.gateway.access.claims import ends_s, fits, subject, unverified
+from logferry.gateway.access.issuer import Issuer
+from logferry.gateway.access.rights import ANYBODY, NOBODY, Caller, caller_by_claims, callers_of, entry_of, role_of
+from logferry.gateway.access.settings import IssuerSettings, TokenSettings, expiring
+from logferry.gateway.config import ServiceConfig
 from logferry.gateway.contract.names import check_topic, full_topic, split_topic
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import percent_decoded
 
-_DECISIONS: Final = 4096
+_DOTS: Final = 2  # in a JSON Web Token
+_VERIFIED: Final = 4096
 # The places of topic and source in a path: /v1/topics/{3}/sources/{5}/….
 _TOPIC, _SOURCE = 3, 5
 
@@ -48,69 +52,6 @@ class Right(Enum):
     ADMIN = auto()  # to administer the topic of the path
     AGENT = auto()  # any token, in the ways of other agents; the handler checks what is written
     EVERYTHING = auto()  # to administer every topic
-
-
-class Patterns:
-    """Patterns of topics, with a cache of decisions."""
-
-    def __init__(self, texts: Iterable[str], dcs: frozenset[str]) -> None:
-        self._parts: list[tuple[re.Pattern[str], re.Pattern[str]]] = []
-        for text in texts:
-            first, dot, rest = text.partition(".")
-            dc, name = (first, rest) if dot and (first == "*" or first in dcs) else ("*", text)
-            self._parts.append((re.compile(fnmatch.translate(dc)), re.compile(fnmatch.translate(name))))
-        self._decided: dict[str, bool] = {}
-        self.is_everything = any(text in ("*", "*.*") for text in texts)
-        self.is_nothing = not self._parts
-
-    def match(self, topic: str) -> bool:
-        """Whether one of the patterns matches the topic, by its full name."""
-        known = self._decided.get(topic)
-        if known is None:
-            dc, name = split_topic(topic)
-            known = any(dcs.match(dc) is not None and names.match(name) is not None for dcs, names in self._parts)
-            if len(self._decided) >= _DECISIONS:
-                self._decided.clear()
-            self._decided[topic] = known
-        return known
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """A caller and its rights. ``name``: None where no tokens are configured. ``sha256``: of its token."""
-
-    name: str | None
-    write: Patterns
-    read: Patterns
-    admin: Patterns
-    sources: re.Pattern[str] | None = None
-    consumers: re.Pattern[str] | None = None
-    report: Patterns = field(default_factory=lambda: Patterns([], frozenset()))
-    sha256: bytes = field(default=b"", repr=False)
-
-    def may_write_as(self, topic: str, source_id: str) -> bool:
-        return self.write.match(topic) and (self.sources is None or self.sources.match(source_id) is not None)
-
-    def may_read(self, topic: str) -> bool:
-        return self.read.match(topic)
-
-    def may_use(self, consumer: str) -> bool:
-        """Whether the caller may read as this consumer, and set its positions."""
-        return self.consumers is None or self.consumers.match(consumer) is not None
-
-    def may_see(self, topic: str) -> bool:
-        """Whether the caller may know that there is such a topic."""
-        return self.write.match(topic) or self.read.match(topic) or self.admin.match(topic)
-
-    def may_see_source(self, topic: str, source_id: str) -> bool:
-        """Whoever reads or administers a topic sees its sources anyway; a writer sees its own."""
-        return self.read.match(topic) or self.admin.match(topic) or self.may_write_as(topic, source_id)
-
-
-_EVERY: Final = Patterns(["*"], frozenset())
-_NONE: Final = Patterns([], frozenset())
-ANYBODY: Final = Caller(None, _EVERY, _EVERY, _EVERY, report=_EVERY)
-NOBODY: Final = Caller(None, _NONE, _NONE, _NONE)
 
 
 _BEARER: Final = ("bearer",)
@@ -140,38 +81,86 @@ def presented_token(authorization: str | None, schemes: tuple[str, ...] = _SCHEM
 class Gate:
     """Admits requests, or raises. `replace` changes the tokens while connections stay open."""
 
-    def __init__(self, config: ServiceConfig) -> None:
-        self._config = config
+    def __init__(self, config: ServiceConfig, clock_s: Callable[[], float] = time.time) -> None:
+        self._config, self._clock_s = config, clock_s
         self._tokens: dict[bytes, Caller] = {}
-        self.replace(config.tokens)
+        self._roles: dict[str, Caller] = {}
+        self._issuers: dict[str, Issuer] = {}
+        self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
+        self.settings: list[TokenSettings] = []
+        self.replace(config.tokens, config.issuers)
 
-    def replace(self, tokens: list[TokenSettings]) -> None:
-        """Accepts these tokens and no others from now on.
+    def replace(self, tokens: Sequence[TokenSettings], issuers: Sequence[IssuerSettings] = ()) -> None:
+        """Accepts these tokens, and those of these issuers, and no others from now on.
 
-        Raises ValueError: the last one cannot be removed, on loopback neither, where a proxy may be in front.
+        Raises ValueError: the last one cannot be removed, on loopback neither, where a proxy may be in front. Raises
+        ConfigError for an issuer that cannot be used; nothing is changed then.
         """
-        if self._tokens and not tokens:
+        if self.settings and not tokens:
             raise ValueError(
                 f"tokens: the last one cannot be removed while the {self._config.service} runs: "
                 "everybody could do everything"
             )
         dcs = self._config.known_dcs
-        self._tokens = {caller.sha256: caller for token in tokens for caller in _callers(token, dcs)}
+        # An issuer that stays the same keeps its keys.
+        before = self._issuers
+        self._issuers = {
+            one.issuer: known
+            if (known := before.get(one.issuer)) is not None and known.settings == one
+            else Issuer(one, self._clock_s)
+            for one in issuers
+        }
+        self._roles = {token.name: role_of(token, dcs) for token in tokens}
+        by_hash = [caller for token in tokens for caller in callers_of(token, self._roles[token.name])]
+        self._tokens = {caller.sha256: caller for caller in by_hash}
+        self._verified = {}
+        self.settings = [*tokens]
+        for name, at in self.expiring():
+            log.event("token_expires", token=name, at=at)
+
+    def expiring(self) -> list[tuple[str, str]]:
+        """The callers that soon have no valid token, each with the time from which on it has none."""
+        return [*expiring(self.settings, self._clock_s())]
+
+    def ends(self) -> Iterator[tuple[str, float]]:
+        """The callers whose tokens end, each with the time."""
+        now_s = self._clock_s()
+        ends = ((token.name, token.valid_until_s(now_s)) for token in self.settings)
+        return ((name, until_s) for name, until_s in ends if until_s < math.inf)
+
+    def warnings(self) -> list[str]:
+        """Each as ``what: remedy``."""
+        remedy = "add another one with its dates to the entry, and reload"
+        return [f"{name} has no valid token from {at} on: {remedy}" for name, at in self.expiring()]
 
     def present(self, caller: Caller) -> Caller:
-        """A caller admitted before, with its present rights: none if its token is gone, whatever bears its name."""
-        return self._tokens.get(caller.sha256, NOBODY) if self._tokens else ANYBODY
+        """A caller admitted before, with its present rights: none if its token is gone or has ended, whatever bears
+        its name."""
+        if not self.settings:
+            return ANYBODY
+        found = self._tokens.get(caller.sha256, NOBODY)
+        if caller.issuer is not None:
+            with suppress(Problem):
+                found = self._by_claims(caller.issuer, caller.claims, caller.sha256) or NOBODY
+        return found if found.begins_s <= self._clock_s() < found.ends_s else NOBODY
+
+    def entry(self, name: str) -> Caller:
+        """The present rights of the entry of a caller with this name, whatever the dates of its tokens."""
+        return self._roles.get(entry_of(name) or "", NOBODY) if self.settings else ANYBODY
 
     def admit(self, right: Right, headers: Mapping[str, str], segments: list[str]) -> Caller:
         """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.
 
-        Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one.
+        Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one; KeysMissing
+        where it may be admitted once the keys of its issuer were fetched.
         """
-        if not self._tokens or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
+        if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         caller = self._caller(headers.get("Authorization"), _SCHEMES if right is Right.AGENT else _BEARER)
         if not self._allows(caller, right, segments):
-            raise Problem("forbidden", f"the token {caller.name} does not have the right to do this")
+            refused = Problem("forbidden", f"the token {caller.name} does not have the right to do this")
+            refused.caller = caller.name
+            raise refused
         return caller
 
     def _caller(self, authorization: str | None, schemes: tuple[str, ...]) -> Caller:
@@ -179,8 +168,49 @@ class Gate:
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
         caller = self._tokens.get(digest, NOBODY)
         if not hmac.compare_digest(caller.sha256, digest):
+            if self._issuers and presented.count(".") == _DOTS:
+                return self._of_issuer(presented, digest)
             raise Problem("unauthenticated", "the token is not configured here")
+        if not caller.begins_s <= (now_s := self._clock_s()) < caller.ends_s:
+            raise Problem(
+                "unauthenticated", f"the token {'is not valid yet' if now_s < caller.begins_s else 'has ended'}"
+            )
         return caller
+
+    def _of_issuer(self, presented: str, digest: bytes) -> Caller:
+        """The caller of a JSON Web Token. What was verified is remembered, as long as the issuer's keys are the same.
+
+        Raises Problem ``unauthenticated``, ``issuer-unavailable`` or ``forbidden``.
+        """
+        known = self._verified.get(digest)
+        if known is not None:
+            caller, issuer, generation = known
+            if generation == issuer.generation and self._clock_s() < caller.ends_s:
+                issuer.check_age()
+                return caller
+        said = unverified(presented)
+        found = self._issuers.get(said.issuer)
+        if found is None:
+            raise Problem("unauthenticated", "the token is of an issuer that is not configured here")
+        verified = self._by_claims(said.issuer, found.claims(presented, said), digest)
+        if verified is None:
+            raise Problem("forbidden", "no entry of the configuration has the claims of the token")
+        if len(self._verified) >= _VERIFIED:
+            self._verified.clear()
+        self._verified[digest] = verified, found, found.generation
+        return verified
+
+    def _by_claims(self, issuer: str, claims: Mapping[str, Any], digest: bytes) -> Caller | None:
+        """The caller with the rights of the first entry that its claims fit. Raises Problem ``unauthenticated``."""
+        found = self._issuers.get(issuer)
+        if found is None:
+            return None
+        settings = found.settings
+        for token in self.settings:
+            if any(rule.issuer == settings.name and fits(claims, rule) for rule in token.claims):
+                name, until_s = subject(claims, settings), ends_s(claims, settings)
+                return caller_by_claims(self._roles[token.name], name, issuer, claims, digest, until_s)
+        return None
 
     def _allows(self, caller: Caller, right: Right, segments: list[str]) -> bool:
         if right in (Right.KNOWN, Right.AGENT):
@@ -196,20 +226,8 @@ class Gate:
         topic = full_topic(self._config.dc, check_topic(name))
         if right is Right.ADMIN:
             return caller.admin.match(topic)
-        if caller.sources is None or len(segments) <= _SOURCE:
+        if caller.sources.is_everything or len(segments) <= _SOURCE:
             return caller.write.match(topic) or (right is Right.SOURCE and caller.may_see(topic))
         source_id = percent_decoded(segments[_SOURCE], "sourceId")
         allowed = caller.may_write_as if right is Right.WRITE else caller.may_see_source
         return allowed(topic, source_id)
-
-
-def _callers(token: TokenSettings, dcs: frozenset[str]) -> list[Caller]:
-    """One for each hash: the same caller to everybody else, told apart when a hash is removed."""
-    sources = None if token.sources is None else re.compile(fnmatch.translate(token.sources))
-    patterns = (Patterns(texts, dcs) for texts in (token.write, token.read, token.admin, token.report))
-    write, read, admin, report = patterns
-    consumers = None
-    if token.consumers is not None:
-        consumers = re.compile("|".join(map(fnmatch.translate, token.consumers)) or r"(?!)")
-    hashes = map(bytes.fromhex, token.sha256)
-    return [Caller(token.name, write, read, admin, sources, consumers, report, sha256) for sha256 in hashes]

@@ -18,14 +18,18 @@ from typing import Any, Final
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
+from logferry.gateway.access.issuer import KeysMissing
+from logferry.gateway.access.rights import ANYBODY, Caller
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import TOKEN
-from logferry.gateway.http.auth import ANYBODY, Caller, Gate, Right
+from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import percent_decoded, trace_of
 from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
 
+# The header of a request that another worker hands on.
+FORWARDED: Final = "X-Logferry-Forwarded"
 _JSON: Final = {"Content-Type": "application/json"}
 _PROBLEM: Final = {"Content-Type": "application/problem+json"}
 # The places of a path's parameters: /v1/topics/{3}/sources/{5}/chunks.
@@ -38,7 +42,8 @@ _MOST_PARAMETERS: Final = 5000
 class Call:
     """A request that found its handler. ``segments``: of the raw path, still escaped; ``query``: undone.
 
-    ``lists``: what may be given more than once in the query, apart from the rest.
+    ``lists``: what may be given more than once in the query, apart from the rest. ``facts``: what the handler says of
+    an act, for the log of acts. ``refused``: of parts of the request.
     """
 
     request: web.BaseRequest
@@ -46,6 +51,8 @@ class Call:
     query: dict[str, str]
     caller: Caller = ANYBODY
     lists: dict[str, list[str]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    refused: list[Problem] = field(default_factory=list)
 
     def first(self, what: str) -> str:
         """The first parameter of the path. Raises Malformed when it is not UTF-8."""
@@ -65,6 +72,17 @@ class Call:
             if name not in allowed:
                 known = ", ".join(names) or "none"
                 raise Malformed(f"query: {name[:60]!r} is not a parameter of this route; it takes {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A request and its answer. ``call`` None: it was refused before its handler. ``problem`` None: it was done."""
+
+    route: str
+    request: web.BaseRequest
+    status: int
+    problem: Problem | None
+    call: Call | None
 
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
@@ -87,7 +105,8 @@ class Routes:
     """The table: shape of a path → method → handler. Every handler is behind the gate.
 
     ``is_leaving``: the worker is stopping; connections are closed so that callers reconnect to another one.
-    ``clock``: dates the answers, as it does the states in them; a loader compares the two.
+    ``clock``: dates the answers, as it does the states in them; a loader compares the two. ``observe``: gets what was
+    refused, and every request to one of the routes ``observed``; it returns at once.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -98,6 +117,8 @@ class Routes:
         self.is_leaving = False
         self.clock = BrokerClock()
         self._date = (0, "")
+        self.observe: Callable[[Observation], None] | None = None
+        self.observed: frozenset[str] = frozenset()
 
     def add(
         self,
@@ -148,20 +169,38 @@ class Routes:
     async def _answered(
         self, route: Route, request: web.BaseRequest, segments: list[str], query: str
     ) -> web.StreamResponse:
+        call: Call | None = None
+        problem: Problem | None = None
         try:
-            caller = self._gate.admit(route.right, request.headers, segments)
+            try:
+                caller = self._gate.admit(route.right, request.headers, segments)
+            except KeysMissing as missing:
+                await missing.issuer.refresh()
+                caller = self._gate.admit(route.right, request.headers, segments)
             if caller.name is not None:
                 request[TOKEN] = caller.name
             lists: dict[str, list[str]] = {name: [] for name in route.lists}
-            return await route.handler(Call(request, segments, parse_query(query, lists), caller, lists))
+            call = Call(request, segments, {}, caller, lists)
+            call.query = parse_query(query, lists)
+            response = await route.handler(call)
         except (Problem, Malformed, KafkaError, TimeoutError) as error:
-            return route.problem(problem_of(error), request.raw_path)
+            problem = problem_of(error)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001  the last line: the worker must live, the caller must know
             trace = trace_of(request.headers)
             log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=trace)
-            return route.problem(Problem("internal", "this worker failed; its log has the error"), request.raw_path)
+            problem = Problem("internal", "this worker failed; its log has the error")
+        if problem is not None:
+            response = route.problem(problem, request.raw_path)
+        if self.observe is not None and (
+            problem is not None or route.name in self.observed or (call is not None and call.refused)
+        ):
+            try:
+                self.observe(Observation(route.name, request, response.status, problem, call))
+            except Exception as error:  # noqa: BLE001  what watches a request does not fail it
+                log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=None)
+        return response
 
 
 def problem_of(error: Problem | Malformed | KafkaError | TimeoutError) -> Problem:
@@ -178,7 +217,7 @@ def _shape(segments: list[str]) -> tuple[Any, ...]:
         return (7, segments[1], segments[2], segments[4], segments[6])
     if len(segments) == 4 and segments[1] == "elasticsearch":
         return (4, segments[1], segments[3])  # its parameter is in the second place
-    if len(segments) == 3 and segments[1] == "console":
+    if len(segments) == 3 and segments[1] in ("console", "transactions"):
         return (3, segments[1])
     return (len(segments), *segments[1:_FIRST], *segments[_FIRST + 1 : _SECOND], *segments[_SECOND + 1 :])
 

@@ -4,8 +4,6 @@ aiokafka opens a connection and authenticates (TLS, SASL). Its reading and writi
 each byte a dozen times: here an answer is read into one buffer of its size and decoded in place; a request is written
 as the pieces that it consists of.
 
-Also starts and stops aiokafka's clients, whose connections leak and whose shutdown may hang.
-
 Invariants:
 
 * Requests to one broker are sent in the order of the calls, also those that wait for the connection.
@@ -23,10 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from aiokafka import AIOKafkaConsumer, errors
-from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
+from aiokafka import errors
 from logferry.gateway.contract.varint import read_tags
+from logferry.gateway.kafka.aiokafka_internals import AIOKafkaClient, AIOKafkaConnection, create_conn, take_over
 from logferry.gateway.kafka.types import Piece
 
 _SIZE: Final = struct.Struct(">i")
@@ -143,9 +140,7 @@ class _BrokerConnection(asyncio.BufferedProtocol):
         self._room = memoryview(self._size)
         # A reference is kept: without one aiokafka closes the transport.
         self._made_by = connection
-        self._versions: dict[int, tuple[int, int]] = connection._versions
-        self._transport: Any = connection._writer.transport
-        connection._read_task.cancel()
+        self._versions, self._transport = take_over(connection)
         self._transport.set_protocol(self)
 
     def ask(self, question: Question[Any]) -> asyncio.Future[memoryview]:
@@ -224,76 +219,3 @@ class _BrokerConnection(asyncio.BufferedProtocol):
         for _, answer in asked:
             if not answer.done():
                 answer.set_exception(errors.KafkaConnectionError(f"the connection broke: {why}"))
-
-
-# ---- aiokafka's clients --------------------------------------------------------------------------------------------
-
-_send = AIOKafkaConnection.send
-
-
-def _send_or_break(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Any:
-    """uvloop refuses to write to a connection that has just broken by RuntimeError, which nobody expects."""
-    try:
-        return _send(self, request, expect_response)
-    except RuntimeError as error:
-        self.close(reason=CloseReason.CONNECTION_BROKEN)
-        raise errors.KafkaConnectionError(f"the connection broke: {error}") from error
-
-
-AIOKafkaConnection.send = _send_or_break
-
-
-async def connect(client: AIOKafkaClient) -> None:
-    """Raises KafkaConnectionError when no bootstrap server answers, or the one that does knows of no broker.
-
-    A broker that was frozen for half a minute knows of none for some milliseconds, not even of itself. aiokafka would
-    continue and fail in an assertion.
-    """
-    await client.bootstrap()
-    if not client.cluster.brokers():
-        raise errors.KafkaConnectionError("the broker that answers knows of no broker yet")
-
-
-class StartedClient(Protocol):
-    options: dict[str, Any]
-
-    async def start(self) -> None: ...
-
-
-async def start_or_explain(client: StartedClient) -> None:
-    """Starts it. Raises KafkaConnectionError with the reason, which aiokafka only logs: it connects again for that."""
-    try:
-        await client.start()
-    except errors.KafkaConnectionError:
-        options = dict(client.options)
-        for server in options.pop("bootstrap_servers").split(","):
-            host, _, port = server.strip().rpartition(":")
-            try:
-                (await create_conn(host, int(port), **options)).close()
-            except (OSError, TimeoutError, errors.KafkaError) as error:
-                raise errors.KafkaConnectionError(f"{server}: {str(error) or type(error).__name__}") from None
-        raise
-
-
-async def close_client(client: AIOKafkaClient) -> None:
-    """Aborts the client's connections with the requests in flight on them.
-
-    Over TLS a broker that receives a request just before the close_notify never sends its own, and asyncio would wait
-    30 s for it. An orderly shutdown is not needed: every answer that matters has arrived before.
-    """
-    for connection in list(client._conns.values()):
-        if connection._writer is not None:
-            connection._writer.transport.abort()
-    await client.close()
-
-
-async def leave_group(consumer: AIOKafkaConsumer) -> None:
-    """Leaves the group and ends the consumer. Its resources are freed even when Kafka cannot be reached."""
-    consumer._closed = True
-    try:
-        if consumer._coordinator is not None:
-            await consumer._coordinator.close()
-    finally:
-        if consumer._fetcher is not None:
-            await consumer._fetcher.close()
-        await close_client(consumer._client)

@@ -17,14 +17,19 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient, CoordinationType
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.protocol import admin
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.offset import OffsetRequest
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
+from logferry.gateway.kafka.aiokafka_internals import (
+    AIOKafkaClient,
+    CoordinationType,
+    FetchRequest,
+    OffsetRequest,
+    admin,
+    assigned_partitions,
+    close_client,
+    connect,
+)
+from logferry.gateway.kafka.broker_connection import BrokerConnections
 from logferry.gateway.kafka.error_codes import UNKNOWN_TOPIC_OR_PARTITION
 from logferry.gateway.kafka.record_batch import FetchedRecords, committed_records
 from logferry.gateway.kafka.requests import (
@@ -43,7 +48,6 @@ from logferry.gateway.kafka.types import grouped
 
 EARLIEST: Final = -2
 LATEST: Final = -1
-
 _READ_COMMITTED: Final = 1
 _TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
 _REQUEST_TIMEOUT_MS: Final = 10_000
@@ -56,7 +60,6 @@ _IMMEDIATE_FETCHES: Final = 16
 _POLL_S: Final = 0.25
 _INLINE_BYTES: Final = 4096  # of batches that are decoded at once: a MiB takes some ten ms
 _AT_ONCE: Final = 200  # partitions of one request: each is some ten microseconds of aiokafka
-
 # Transient errors, which are gone once the metadata is fresh.
 PASSING: Final = (
     errors.NotLeaderForPartitionError,
@@ -322,10 +325,7 @@ class KafkaClient:
         # A member without a partition is a member all the same.
         found: dict[str, list[int]] = {client_id: [] for _member, client_id in (member[:2] for member in members)}
         for _member, client_id, _host, _metadata, assignment in (member[:5] for member in members):
-            with suppress(ValueError):  # another program's, in this group
-                for assigned, partitions in ConsumerProtocolMemberAssignment.decode(assignment).assignment:
-                    if assigned == topic:
-                        found[client_id].extend(partitions)
+            found[client_id] += assigned_partitions(assignment, topic)
         return found
 
     async def with_coordinator(

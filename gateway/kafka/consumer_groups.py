@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiokafka import errors
-from aiokafka.protocol.admin import DescribeGroupsRequest
-from aiokafka.protocol.commit import OffsetCommitRequest
 from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.kafka.aiokafka_internals import OffsetCommitRequest, admin
 from logferry.gateway.kafka.client import KafkaClient, Send, raise_for
 from logferry.gateway.kafka.requests import FlexibleRequest
 from logferry.gateway.kafka.types import GroupMember, grouped
@@ -157,7 +156,7 @@ class ConsumerGroups:
 
 async def _described(send: Send, group: str) -> tuple[str, str, list[Any]]:
     """Its state, its type and its members: each with its id, its client id and others."""
-    code, _group, state, kind, _protocol, members = (await send(DescribeGroupsRequest([group]))).groups[0][:6]
+    code, _group, state, kind, _protocol, members = (await send(admin.DescribeGroupsRequest([group]))).groups[0][:6]
     raise_for(code, group)
     return state, kind, members
 

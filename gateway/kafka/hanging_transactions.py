@@ -45,6 +45,9 @@ _PREPARE_COMMIT, _PREPARE_ABORT = 2, 3
 _FETCH_BYTES: Final = 1 << 20
 _STILL_ENDING: Final = "Kafka has not ended a transaction in it"
 MAY_NOT_DESCRIBE: Final = "its producers cannot be described: grant Read on the topic"
+MAY_NOT_END: Final = (
+    "a transaction hangs in it, and only a user with the right Alter on the cluster may end it: grant that for a moment"
+)
 # Else the log is searched for the producer id of a transaction that has been open for so long: longer than any may be.
 _LONG_OPEN_MS: Final = 60_000
 _PRODUCERS_ANSWER: Final = schema(
@@ -183,6 +186,9 @@ class _Repair:
         code = response.markers[0][1][0][1][0][1]
         if code in error_codes.RETRIABLE:
             self.missed[open_.tp] = _STILL_ENDING
+            return
+        if code == error_codes.CLUSTER_AUTHORIZATION_FAILED:
+            self.missed[open_.tp] = MAY_NOT_END
             return
         raise_for(code, f"writing a marker to {topic}-{number}")
         facts = {"lane": self.lane.number, "topic": topic, "partition": number, "epoch": open_.epoch}

@@ -17,12 +17,17 @@ from typing import Final, NamedTuple
 
 import cramjam
 from aiokafka import errors
-from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode
-from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
-from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
 from logferry.gateway.contract.chunk import Headers
 from logferry.gateway.contract.varint import zigzag
+from logferry.gateway.kafka.aiokafka_internals import (
+    ABORT_MARKER,
+    ControlRecord,
+    MemoryRecords,
+    gzip_encode,
+    lz4_encode,
+    snappy_encode,
+)
 from logferry.gateway.kafka.types import Piece, Record
 
 # Base offset, length, leader epoch, magic, checksum.

@@ -16,21 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from typing import Any, Final, NamedTuple, TypeVar
 
-from aiokafka.protocol.api import Request, RequestStruct, Response, ResponseHeader_v0, ResponseHeader_v1
-from aiokafka.protocol.struct import Struct
-from aiokafka.protocol.types import (
-    AbstractType,
-    Boolean,
-    CompactArray,
-    CompactBytes,
-    CompactString,
-    Float64,
-    Int8,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    TaggedFields,
+from logferry.gateway.kafka.aiokafka_internals import (
+    Request,
+    RequestStruct,
+    Response,
+    ResponseHeader_v0,
+    ResponseHeader_v1,
+    Struct,
+    types,
 )
 
 _T = TypeVar("_T")
@@ -39,7 +32,7 @@ NO_ID = bytes(16)
 _INLINE_BYTES: Final = 4096
 
 
-class Uuid(AbstractType[bytes]):
+class Uuid(types.AbstractType[bytes]):
     @classmethod
     def encode(cls, value: bytes) -> bytes:
         return value
@@ -51,23 +44,23 @@ class Uuid(AbstractType[bytes]):
 
 _WORD: Final = re.compile(r"[\w:]+[\[(]?|[\])]")
 _TYPES: Final[dict[str, Any]] = {
-    "bool": Boolean,
-    "int8": Int8,
-    "int16": Int16,
-    "int32": Int32,
-    "int64": Int64,
-    "text": CompactString("utf-8"),
+    "bool": types.Boolean,
+    "int8": types.Int8,
+    "int16": types.Int16,
+    "int32": types.Int32,
+    "int64": types.Int64,
+    "text": types.CompactString("utf-8"),
     "uuid": Uuid,
-    "int32s": CompactArray(Int32),
-    "bytes": CompactBytes,
-    "texts": CompactArray(CompactString("utf-8")),
-    "float64": Float64,
+    "int32s": types.CompactArray(types.Int32),
+    "bytes": types.CompactBytes,
+    "texts": types.CompactArray(types.CompactString("utf-8")),
+    "float64": types.Float64,
 }
 
 
-def schema(fields: str) -> Schema:
+def schema(fields: str) -> types.Schema:
     """With tagged fields (KIP-482). Fields are ``name:type``, ``array[fields]`` and ``structure(fields)``."""
-    return Schema(*_fields(iter(_WORD.findall(fields))))
+    return types.Schema(*_fields(iter(_WORD.findall(fields))))
 
 
 def _fields(words: Iterator[str]) -> Iterator[tuple[str, Any]]:
@@ -78,8 +71,8 @@ def _fields(words: Iterator[str]) -> Iterator[tuple[str, Any]]:
         if kind:
             yield name, _TYPES[kind]
         else:
-            yield name[:-1], (CompactArray if name.endswith("[") else Schema)(*_fields(words))
-    yield "tags", TaggedFields
+            yield name[:-1], (types.CompactArray if name.endswith("[") else types.Schema)(*_fields(words))
+    yield "tags", types.TaggedFields
 
 
 class FlexibleRequest(Request[RequestStruct]):

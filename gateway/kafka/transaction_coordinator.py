@@ -21,10 +21,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient, CoordinationType
-from aiokafka.protocol.transaction import InitProducerIdRequest
 from logferry.gateway import log
 from logferry.gateway.kafka import error_codes
+from logferry.gateway.kafka.aiokafka_internals import AIOKafkaClient, CoordinationType, InitProducerIdRequest
 from logferry.gateway.kafka.client import PASSING
 from logferry.gateway.kafka.hanging_transactions import DescribeTransactionsRequest, FencedProducer
 from logferry.gateway.kafka.requests import CommitRequest

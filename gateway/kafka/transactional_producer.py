@@ -30,13 +30,19 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from aiokafka import errors
-from aiokafka.client import AIOKafkaClient
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.source_state import FENCE_KEY
 from logferry.gateway.kafka import error_codes
-from logferry.gateway.kafka.broker_connection import BrokerConnections, close_client, connect
+from logferry.gateway.kafka.aiokafka_internals import AIOKafkaClient, close_client, connect
+from logferry.gateway.kafka.broker_connection import BrokerConnections
 from logferry.gateway.kafka.client import PASSING, KafkaClient
-from logferry.gateway.kafka.hanging_transactions import MAY_NOT_DESCRIBE, FencedProducer, NewerOwner, complete_hanging
+from logferry.gateway.kafka.hanging_transactions import (
+    MAY_NOT_DESCRIBE,
+    MAY_NOT_END,
+    FencedProducer,
+    NewerOwner,
+    complete_hanging,
+)
 from logferry.gateway.kafka.record_batch import CODECS, RecordBatch, Stamp, batches
 from logferry.gateway.kafka.record_requests import Produced, ProduceRequest
 from logferry.gateway.kafka.requests import NO_ID
@@ -285,7 +291,7 @@ class TransactionalProducer:
             self._unchecked = {tp: why for tp, why in self._unchecked.items() if tp not in unchecked} | missed
         for part in parts:
             why = self._unchecked.get(part.tp)
-            if why == MAY_NOT_DESCRIBE:
+            if why in (MAY_NOT_DESCRIBE, MAY_NOT_END):
                 error = errors.TopicAuthorizationFailedError(f"{part.topic}-{part.number}: {why}")
                 raise NotCommitted(error, refused=part.tp, unavailable={part.tp: why})
             if why is not None:

@@ -19,11 +19,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from logferry.gateway import log
 from logferry.gateway.config import ServiceConfig
 from logferry.gateway.errors import LaneLost
-from logferry.gateway.kafka.broker_connection import leave_group
+from logferry.gateway.kafka.aiokafka_internals import StickyPartitionAssignor, group_member, leave_group
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import GroupMember
@@ -221,8 +220,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
 
     def _present_membership(self) -> GroupMember:
         """The member that the group knows this worker as, and the generation of its assignment."""
-        coordinator = self._consumer._coordinator
-        return GroupMember(coordinator.generation, coordinator.member_id)
+        return group_member(self._consumer)
 
     def _open(self, number: int) -> None:
         nobody_had_it = self.view.rebalances >= 0 and number not in self.view.owners

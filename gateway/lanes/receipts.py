@@ -78,7 +78,7 @@ class UploadTable:
     """The committed states of one lane's uploads.
 
     ``count``, ``staged``: how many are open and the bytes of their pieces, by token. ``kept``: those that are visible,
-    which are remembered among the receipts.
+    and those that are marked as gone, which are remembered among the receipts.
     """
 
     kept: FairShare
@@ -102,7 +102,7 @@ class UploadTable:
             self.kept.give(UploadState.decode(done).token, weight(done))
         if raw is None or upload is None:
             return
-        if upload.commit is not None:
+        if upload.commit is not None or upload.is_expired:
             self.kept.take(upload.token, weight(raw))
             self._done[key] = raw
             return
@@ -111,18 +111,24 @@ class UploadTable:
         self.count.take(upload.token, 1)
         self.staged.take(upload.token, size)
 
-    def get(self, key: bytes) -> UploadState | None:
-        """The state, also of one that has expired."""
+    def read(self, key: bytes) -> UploadState | None:
+        """The state, also of one that is over, or marked as gone."""
         found = self._open.get(key)
         raw = self._done.get(key) if found is None else found.raw
         return None if raw is None else UploadState.decode(raw)
+
+    def get(self, key: bytes) -> UploadState | None:
+        """The state, also of one that is over, unless it is marked as gone."""
+        found = self.read(key)
+        return None if found is None or found.is_expired else found
 
     def ended(self, now_ms: int, window_ms: int) -> Iterator[bytes]:
         """The keys of those that were not committed in time, and of those that are remembered no longer."""
         yield from (key for key, upload in self._open.items() if upload.expires_ms <= now_ms)
         for key, raw in self._done.items():
-            commit = UploadState.decode(raw).commit
-            if commit is None or commit.at_ms + window_ms >= now_ms:
+            upload = UploadState.decode(raw)
+            at_ms = upload.expires_ms if upload.commit is None else upload.commit.at_ms
+            if at_ms + window_ms >= now_ms:
                 return
             yield key
 

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Final
 
 from aiokafka import errors
-from aiokafka.protocol.admin import DeleteRecordsRequest
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.contract.upload_state import StagedPiece, UploadState, next_digest, piece_key
+from logferry.gateway.kafka.aiokafka_internals import admin
 from logferry.gateway.kafka.client import LATEST, KafkaClient, raise_for
 from logferry.gateway.kafka.record_batch import KafkaRecord
 from logferry.gateway.lanes.uploads import Staging
@@ -132,7 +132,7 @@ async def delete_before(kafka: KafkaClient, tp: TopicPartition, offset: int) -> 
     topic, number = tp
     try:
         leader = await kafka.present_leader(topic, number)
-        answer = await kafka.send(leader, DeleteRecordsRequest([(topic, [(number, offset)])], _DELETE_MS))
+        answer = await kafka.send(leader, admin.DeleteRecordsRequest([(topic, [(number, offset)])], _DELETE_MS))
         code = answer.topics[0][1][0][2]
         raise_for(code, f"{topic}-{number}")
     except (errors.KafkaError, OSError, TimeoutError) as error:

@@ -326,7 +326,7 @@ class Draft:
             return
         keys = islice(self.uploads.table.ended(self.now_ms, window_ms), limit) if only is None else [only]
         for key, source in self.uploads.expire(keys, self.now_ms, window_ms):
-            self.states[key] = None
+            self.states[key] = (left := self.uploads.states[key]) and left.encode()
             if source.state_key() in self.table and source not in self._sources:
                 self.states[source.state_key()] = self._sources[source] = None
 

@@ -155,8 +155,16 @@ def _conflict(what: str) -> Refusal:
 
 def is_over(upload: UploadState, now_ms: int, window_ms: int) -> bool:
     """Whether it is as if it were not there."""
+    if upload.is_expired:
+        return upload.expires_ms + window_ms < now_ms
     at_ms = upload.expires_ms if upload.commit is None else upload.commit.at_ms + window_ms + 1
     return at_ms <= now_ms
+
+
+def mark_of(upload: UploadState, now_ms: int, window_ms: int) -> UploadState | None:
+    """What is kept of one that is over: of one that was not committed, for the window, that it was there."""
+    mark = upload._replace(attributes={}, pieces=(), is_sealed=False, is_expired=True)
+    return mark if upload.commit is None and not is_over(mark, now_ms, window_ms) else None
 
 
 # Drafts the chunks of a file, and its state as committed.
@@ -200,16 +208,17 @@ class UploadDraft:
     def expire(self, keys: Iterable[bytes], now_ms: int, window_ms: int) -> Iterator[tuple[bytes, SourceIdentity]]:
         """Drafts the end of those that are over, with which this transaction has nothing else to do."""
         for key in keys:
-            upload = None if key in self.states else self.table.get(key)
+            upload = None if key in self.states else self.table.read(key)
             if upload is not None and is_over(upload, now_ms, window_ms):
-                self.states[key] = None
+                has_room = self.table.kept.room(upload.token) > 0
+                self.states[key] = mark_of(upload, now_ms, window_ms) if has_room else None
                 yield key, SourceIdentity(upload.topic, None, key[1:].decode())
 
     def _known(self, request: UploadRequest) -> UploadState | Refusal | None:
         """The upload that the request is about, as of this transaction; None: there is none."""
         key = upload_key(request.source.source_id)
         found = self.states[key] if key in self.states else self.table.get(key)
-        if found is None:
+        if found is None or found.is_expired:
             return None
         if found.topic != request.topic.name:
             return _conflict(f"its file goes to {found.topic}")

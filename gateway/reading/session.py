@@ -24,16 +24,19 @@ from typing import Any, Final
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.contract.names import TopicPartition, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.broker_connection import leave_group
+from logferry.gateway.kafka.aiokafka_internals import (
+    RoundRobinPartitionAssignor,
+    group_member,
+    leave_group,
+    limit_fetches,
+)
 from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.record_batch import KafkaRecord
-from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import formats
 from logferry.gateway.reading.assignment import (
@@ -125,9 +128,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                     await self._committed.wait()
 
     def on_partitions_assigned(self, assigned: Iterable[aiokafka.TopicPartition]) -> None:
-        coordinator = self._consumer._coordinator
-        member = GroupMember(coordinator.generation, coordinator.member_id)
-        self._assignment.grant(member, ((p.topic, p.partition) for p in assigned))
+        self._assignment.grant(group_member(self._consumer), ((p.topic, p.partition) for p in assigned))
         self._wake()
 
     def stop(self) -> None:
@@ -282,7 +283,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             self._stopped = StoppedPartitions(self.id, held, leaderless, self._kafka, self._consumer)
             # Each partition has one buffer, and all of them together are to stay within the limit.
             share = max(1, self._session_bytes // max(1, len(partitions)))
-            self._consumer._fetcher._max_partition_fetch_bytes = share
+            limit_fetches(self._consumer, share)
             for (topic, number), offset in starts.items():
                 self._consumer.seek(aiokafka.TopicPartition(topic, number), offset)
 

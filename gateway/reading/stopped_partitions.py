@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, errors
 from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
+from logferry.gateway.kafka.aiokafka_internals import fetched_partitions, rejoin
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch
 from logferry.gateway.reading import formats
@@ -69,7 +70,7 @@ class StoppedPartitions:
 
     def set_aside(self) -> None:
         """aiokafka has failed to decode a record."""
-        suspects = {(p.topic, p.partition) for p in self._consumer._fetcher._records} & self.held.starts.keys()
+        suspects = fetched_partitions(self._consumer) & self.held.starts.keys()
         for topic, number in self.held.starts.keys() - self._paused:
             partition = aiokafka.TopicPartition(topic, number)
             self._consumer.seek(partition, self.held.reached[topic, number])
@@ -90,7 +91,7 @@ class StoppedPartitions:
         seen, is_led = self._looking.result()
         self._looking, self._look_at = None, self._now() + _LOOK_AGAIN_S
         if is_led:
-            self._consumer._coordinator.request_rejoin()
+            rejoin(self._consumer)
         frames = []
         for (topic, number), found in seen.items():
             if isinstance(found, Problem):

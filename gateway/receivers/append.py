@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 from aiokafka.errors import KafkaError
+from logferry.gateway.access.rights import Caller
 from logferry.gateway.api.forwarding import Forwarding
 from logferry.gateway.api.sources import CHUNK_OVERHEAD_BYTES, check_durable, decoded, refused, source_of, unpacked
 from logferry.gateway.config import Config
@@ -28,7 +29,7 @@ from logferry.gateway.contract.names import Malformed, lane_of, split_topic
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import PROBLEMS, LaneMoved, Problem
 from logferry.gateway.http.admission import Admission, Quotas, computed
-from logferry.gateway.http.auth import Caller, Right, presented_token
+from logferry.gateway.http.auth import Right, presented_token
 from logferry.gateway.http.request import ChunkLimits, checked, header_attributes, trace_of, traced
 from logferry.gateway.http.router import Call, Routes, json_response, problem_of
 from logferry.gateway.lanes.dedup import Refusal

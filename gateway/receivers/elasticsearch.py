@@ -104,6 +104,7 @@ class ElasticsearchApi:
             body = await appender.body(call)
             bulk = await appender.parsed(body, parse_bulk, body, index, config.receivers.elasticsearch, _ITEMS)
             failed = await self._append(call, bulk, source_id, key)
+        call.refused.extend(failed.values())
         again = [problem for problem in failed.values() if _status(problem) in _REPEATED]
         if again and not bulk.has_recorded(failed):
             # Not by its items: there are agents that repeat a request, but not an item.

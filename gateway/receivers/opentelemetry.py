@@ -125,6 +125,7 @@ class OtlpApi:
             part = parts.setdefault(source, Part(source, [], key, 0))
             part.chunks.extend(Chunk(0, None, None, resource.attributes, piece) for piece in pieces)
             parts[source] = part._replace(lines=part.lines + len(fitting))
+        call.refused.extend(problem for _, problem in refused)
         return list(parts.values()), refused
 
 

@@ -18,6 +18,7 @@ from logferry.gateway.config import LOOPBACK, ConfigError
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.names import Malformed, check_source_id, full_topic
 from logferry.gateway.contract.source_state import SourceIdentity
+from logferry.gateway.contract.syslog_frames import Framer, host_of, is_blank, line_of
 from logferry.gateway.errors import CannotListen, Problem
 from logferry.gateway.http.admission import computed
 from logferry.gateway.http.auth import Gate, Right
@@ -26,7 +27,6 @@ from logferry.gateway.metrics import CONNECTIONS_REFUSED, RECEIVED
 from logferry.gateway.receiver_settings import SyslogSettings
 from logferry.gateway.receivers.append import CHUNK_BYTES, Appender, Part
 from logferry.gateway.receivers.lines import joined
-from logferry.gateway.receivers.syslog_frames import Framer, host_of, is_blank, line_of
 
 _READ_BYTES: Final = 1 << 17
 _DATAGRAM_BYTES: Final = 8 << 20

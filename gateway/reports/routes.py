@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
+from logferry.gateway.access.rights import Caller
 from logferry.gateway.config import Strict
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
-from logferry.gateway.http.auth import Caller, Right
+from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.reports import hbase, tables

@@ -223,7 +223,7 @@ def _reload(
         fresh = reload()
         if context is not None and fresh.tls is not None:
             server_context(fresh.tls)  # checked apart: half of a pair must not be loaded
-        gate.replace(fresh.tokens)
+        gate.replace(fresh.tokens, fresh.issuers)
         take_over(fresh)
         if context is not None and fresh.tls is not None:
             load_certificate(context, fresh.tls)

@@ -12,8 +12,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
-from aiokafka.errors import KafkaError, NodeNotReadyError
+from aiokafka.errors import KafkaError, NodeNotReadyError, TopicAuthorizationFailedError
 from logferry.gateway import log
+from logferry.gateway.admin_log.records import ACTS
+from logferry.gateway.admin_log.routes import AdminLogApi
+from logferry.gateway.admin_log.writer import AdminLog, admin_log_topic
 from logferry.gateway.api.consumers import ConsumersApi
 from logferry.gateway.api.forwarding import Forwarding
 from logferry.gateway.api.openapi import all_routes
@@ -65,6 +68,8 @@ _RETIRE_INTERVAL_S: Final = 600.0
 _TICK_S: Final = 0.02
 _GRAPHITE_TIMEOUT_S: Final = 10.0
 _CLOCK_INTERVAL_S: Final = 10.0
+_OWNERS_INTERVAL_S: Final = 5.0
+_NO_RIGHT_INTERVAL_S: Final = 3600.0
 
 
 async def serve(config: Config, worker: int, reload: Callable[[], Config]) -> None:
@@ -121,6 +126,7 @@ async def _parts(
         )
         for kind in KINDS
     ]
+    subscriptions_api = SubscriptionsApi(config, kafka, admission, subscriptions)
     routes = all_routes(
         gate,
         (
@@ -128,14 +134,21 @@ async def _parts(
             *_receivers(config.receivers, appender),
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
-            StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions).add_to,
-            SubscriptionsApi(config, kafka, admission, subscriptions).add_to,
+            StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions, gate).add_to,
+            subscriptions_api.add_to,
             *(one.add_to for one in reports),
+            AdminLogApi(kafka, admin_log_topic(config.group)).add_to,
             HealthApi(ownership, REGISTRY).add_to,
             ConsoleApi().add_to,
         ),
     )
     routes.clock = kafka.clock
+    if config.admin_log_days:
+        admin_log = AdminLog(kafka, config.group, url, config.admin_log_days, config.accept_weak_kafka)
+        routes.observe, routes.observed = admin_log.observe, ACTS
+        ownership.run_in_background(admin_log.run())
+        stack.push_async_callback(admin_log.stop)
+    REGISTRY.register(TokenCollector(gate))
     REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
     for work in (
         expire_requests(ownership),
@@ -143,6 +156,7 @@ async def _parts(
         watch_clocks(kafka),
         topics.health.watch(kafka, topics.min_in_sync),
         open_transactions.watch(),
+        watch_owners(subscriptions_api, gate, ownership),
         watch_loop(),
     ):
         ownership.run_in_background(work)
@@ -201,6 +215,22 @@ async def retire_sources(ownership: Ownership[Lane], clock: BrokerClock, retenti
         for lane in list(ownership.lanes.values()):
             if clock.stop is None:
                 await lane.find_expired(clock.now_ms())
+
+
+async def watch_owners(subscriptions: SubscriptionsApi, gate: Gate, ownership: Ownership[Lane]) -> None:
+    """Pauses subscriptions of callers that have lost the right; one of the workers does it.
+
+    Not without tokens, nor in a Kafka where the gateway may not see the subscriptions: then it can make none, either.
+    """
+    while True:
+        await asyncio.sleep(_OWNERS_INTERVAL_S)
+        if 0 in ownership.lanes and gate.settings:
+            try:
+                await subscriptions.pause_orphans(gate)
+            except TopicAuthorizationFailedError:
+                await asyncio.sleep(_NO_RIGHT_INTERVAL_S)
+            except (KafkaError, OSError, TimeoutError):
+                continue
 
 
 async def compare_clocks(kafka: KafkaClient, before: str | None = None) -> str | None:
@@ -282,6 +312,23 @@ class LaneCollector(Collector):
         for number, url in sorted(self._owners().items()):
             owners.add_metric([str(number), url], 1)
         yield from (states, queued, sources, receipts, uploads, staged, owners)
+
+
+class TokenCollector(Collector):
+    """When the tokens of callers end. Safe to call from another thread."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        ends = GaugeMetricFamily(
+            "logferry_token_expires_timestamp_seconds",
+            "Unix time from which on a caller has no valid token; callers whose tokens have no end are left out",
+            labels=["token"],
+        )
+        for name, until_s in self._gate.ends():
+            ends.add_metric([name], until_s)
+        yield ends
 
 
 async def watch_loop() -> None:

@@ -108,7 +108,7 @@ class OffsetTranslation:
         if checkpoint.local_next <= last:
             return None
         found: list[OffsetRange] = []
-        block, _ = await self._block_of(tp, checkpoint, last, of_source=False)
+        block, _, _ = await self._block_of(tp, checkpoint, last, of_source=False)
         while block is not None:
             found[:0] = block.ranges
             if block.ranges[0].local <= first or not block.pointers:
@@ -116,16 +116,28 @@ class OffsetTranslation:
             block = await self._earlier(tp, block.pointers[0], block.number)
         return checkpoint, within(found, first, last)
 
+    async def mirrored(self, lane: int) -> list[TopicPartition]:
+        """The partitions that the lane of the mirror has checkpoints of. Raises KafkaError."""
+        await self._know_lanes()
+        async with self._locks.setdefault(lane, asyncio.Lock()):
+            await self._catch_up(lane)
+        return [tp for tp in self._checkpoints if mirror_lane_of(*tp, self._lanes) == lane]
+
+    async def history_offset(self, tp: TopicPartition, here: int) -> int | None:
+        """The history is needed from here on for the records from ``here`` on; None: there is none of them."""
+        checkpoint = await self.checkpoint(tp)
+        if here >= checkpoint.local_next or not checkpoint.blocks:
+            return None
+        _, _, at = await self._block_of(tp, checkpoint, here, of_source=False)
+        return max(0, at - _AROUND)
+
     async def checkpoint(self, tp: TopicPartition) -> MirrorCheckpoint:
         """As it is committed now. Raises Problem ``not-mirrored``."""
         not_mirrored = Problem("not-mirrored", f"no mirror writes {tp[0]}-{tp[1]} here")
         try:
-            view = await self._kafka.describe_topic(self._state_topic)
+            await self._know_lanes()
         except errors.UnknownTopicOrPartitionError:
             raise not_mirrored from None
-        if view.id != self._state_id:
-            self._state_id, self._lanes = view.id, len(view.partitions)
-            self._read_to, self._checkpoints, self._blocks = {}, {}, {}
         lane = mirror_lane_of(*tp, self._lanes)
         async with self._locks.setdefault(lane, asyncio.Lock()):
             await self._catch_up(lane)
@@ -133,6 +145,13 @@ class OffsetTranslation:
         if found is None:
             raise not_mirrored
         return found
+
+    async def _know_lanes(self) -> None:
+        """Raises UnknownTopicOrPartitionError where no mirror writes here."""
+        view = await self._kafka.describe_topic(self._state_topic)
+        if view.id != self._state_id:
+            self._state_id, self._lanes = view.id, len(view.partitions)
+            self._read_to, self._checkpoints, self._blocks = {}, {}, {}
 
     async def _catch_up(self, lane: int) -> None:
         topic = self._state_topic
@@ -161,7 +180,7 @@ class OffsetTranslation:
 
     async def _find(self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool) -> int:
         """The first record at or after the offset, on the other side; the offset is before the checkpoint."""
-        block, after = await self._block_of(tp, checkpoint, offset, of_source=of_source)
+        block, after, _ = await self._block_of(tp, checkpoint, offset, of_source=of_source)
         for span in () if block is None else block.ranges:
             here, there = (span.source, span.local) if of_source else (span.local, span.source)
             if offset < here + span.size:
@@ -170,22 +189,23 @@ class OffsetTranslation:
 
     async def _block_of(
         self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool
-    ) -> tuple[HistoryBlock | None, int]:
-        """The last one that begins at or before the offset, and where that after it begins on the other side.
+    ) -> tuple[HistoryBlock | None, int, int]:
+        """The last one that begins at or before the offset, where that after it begins on the other side, and its
+        offset in the history.
 
         None: the offset is before the first record of all.
         """
-        pointers = checkpoint.pointers
+        pointers, at = checkpoint.pointers, 0
         number, after = checkpoint.blocks, checkpoint.local_next if of_source else checkpoint.original.next_offset
         while True:
             pointer, is_it = step_towards(pointers, offset, of_source=of_source)
             if pointer is None:
-                return None, after
-            block = await self._earlier(tp, pointer, number)
+                return None, after, at
+            block, at = await self._earlier(tp, pointer, number), pointer.offset
             if block.source_id != checkpoint.original.id:
                 raise _gone(tp, offset)
             if is_it:
-                return block, after
+                return block, after, at
             number, pointers, after = block.number, block.pointers, pointer.local if of_source else pointer.source
 
     async def _earlier(self, tp: TopicPartition, pointer: BlockPointer, number: int) -> HistoryBlock:
@@ -210,7 +230,8 @@ class OffsetTranslation:
             try:
                 fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
             except errors.OffsetOutOfRangeError:
-                raise _gone(tp, offset) from None
+                detail = f"the offset history of {tp[0]}-{tp[1]} does not reach back so far: the records are gone here"
+                raise Problem("out-of-range", detail) from None
             except CorruptBatch as error:
                 damage = f": {error}"
                 continue

@@ -16,7 +16,7 @@ from aiokafka import errors
 from logferry.gateway.config import ConfigError, KafkaSettings
 from logferry.gateway.contract.names import printed_topic_id
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.broker_connection import start_or_explain
+from logferry.gateway.kafka.aiokafka_internals import start_or_explain
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.copies import OffsetTranslation

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from aiokafka import errors
 from logferry.gateway.config import ConfigError, KafkaSettings
 from logferry.gateway.contract.names import printed_topic_id
-from logferry.gateway.kafka.broker_connection import start_or_explain
+from logferry.gateway.kafka.aiokafka_internals import start_or_explain
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.tls import kafka_options
 from logferry.loaders.config import Config, check_config

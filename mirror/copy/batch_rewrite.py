@@ -17,10 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from aiokafka.record.memory_records import MemoryRecords
 from crc32c import crc32c
 from logferry.gateway.contract.varint import read_zigzag, zigzag
+from logferry.gateway.kafka.aiokafka_internals import DefaultRecordBatchBuilder, MemoryRecords
 from logferry.gateway.kafka.record_batch import (
     BATCH_HEAD,
     BATCH_TAIL,

@@ -108,7 +108,8 @@ class ConsumerOffsetSync:
             if isinstance(positions, errors.KafkaError):
                 raise positions
             mirrored = link.topics.keys() - link.sources
-            changed = {tp: at for tp, at in positions.items() if tp[0] in mirrored and known.seen.get(tp) != at}
+            named = {(link.remote.here(topic) or "", number): at for (topic, number), at in positions.items()}
+            changed = {tp: at for tp, at in named.items() if tp[0] in mirrored and known.seen.get(tp) != at}
             if changed:
                 await self._sync_group(link, group, known, changed)
             known.pause_s = 0.0

@@ -272,8 +272,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             raise CannotResume(f"{name}: {partition.stop.detail}; the mirror retries")
         if partition.stop.kind == "source-deleted":
             raise CannotResume(f"{name}: {partition.dc} no longer has the topic")
-        remote = self.links[partition.dc].kafka
-        first, end = await remote.offset(*tp, EARLIEST), await remote.offset(*tp, LATEST)
+        link = self.links[partition.dc]
+        first, end = await link.offset(tp, EARLIEST), await link.offset(tp, LATEST)
         at = first if start is None else start
         if not first <= at <= end:
             raise CannotResume(f"{partition.dc} has the offsets {first} to {end} of {name}, {at} is outside")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -64,10 +64,13 @@ class TargetTopics:
 
     Refreshed when the originals change, when a write failed (`invalidate`), and every half minute, settings every
     minute: describing thousands of partitions is costly. ``alters``: settings are kept alike after the creation.
+    ``replicas``: of a copy that is created.
     """
 
-    def __init__(self, kafka: KafkaClient, accept_weak_kafka: Sequence[str] = (), *, alters: bool = True) -> None:
-        self._kafka, self._accepted, self._alters = kafka, accept_weak_kafka, alters
+    def __init__(
+        self, kafka: KafkaClient, accept_weak_kafka: Sequence[str] = (), *, alters: bool = True, replicas: int = 3
+    ) -> None:
+        self._kafka, self._accepted, self._alters, self._replicas = kafka, accept_weak_kafka, alters, replicas
         self.known: dict[str, TopicMetadata] = {}
         self.errors: dict[str, str] = {}
         self.unaltered: dict[str, str] = {}
@@ -93,8 +96,10 @@ class TargetTopics:
         self._settings_due.pop(topic, None)
         self.invalidate()
 
-    async def ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata]) -> None:
-        """Creates and grows the local topics for the ``wanted`` remote ones.
+    async def ensure(
+        self, remote: KafkaClient, wanted: dict[str, TopicMetadata], there: Callable[[str], str] = lambda name: name
+    ) -> None:
+        """Creates and grows the local topics for the ``wanted`` remote ones. ``there``: their names in the remote.
 
         Raises KafkaError; calling again is safe, also by several workers at once.
         """
@@ -107,7 +112,7 @@ class TargetTopics:
         # Before the look: a write that fails meanwhile (`invalidate`) asks for one more.
         self._ensured[of] = shape, now + _REFRESH_S
         try:
-            await self._ensure(remote, wanted)
+            await self._ensure(remote, wanted, there)
         except BaseException:
             self._ensured.pop(of, None)
             raise
@@ -115,7 +120,7 @@ class TargetTopics:
         if any(sizes.get(name, -1) < size for name, size in shape.items() if name not in self.errors):
             self._ensured.pop(of, None)
 
-    async def _ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata]) -> None:
+    async def _ensure(self, remote: KafkaClient, wanted: dict[str, TopicMetadata], there: Callable[[str], str]) -> None:
         view = await self._kafka.describe()
         missing = [topic for name, topic in wanted.items() if name not in view.topics]
         present = ((topic, view.topics[name]) for name, topic in wanted.items() if name in view.topics)
@@ -124,13 +129,13 @@ class TargetTopics:
             self.errors.pop(name, None)
         now = time.monotonic()
         due = [name for name in wanted if name not in self.known or now >= self._settings_due.get(name, 0.0)]
-        settings = await self._settings(remote, due)
+        settings = await self._settings(remote, due, there)
         self.batch_bytes.update({name: int(found["max.message.bytes"]) for name, found in settings.items()})
         # Also one that is not compacted any more may have lost batches by it.
         self.compacted.update(name for name, found in settings.items() if "compact" in found["cleanup.policy"])
         self._know(wanted, view.topics)
         for topic in missing:
-            found = settings.get(topic.name) or (await self._settings(remote, [topic.name])).get(topic.name)
+            found = settings.get(topic.name) or (await self._settings(remote, [topic.name], there)).get(topic.name)
             if found is not None:
                 with self._blamed(topic.name):
                     await self._create(topic, found)
@@ -172,19 +177,22 @@ class TargetTopics:
         except errors.KafkaError as error:
             self.errors[topic] = repr(error)
 
-    async def _settings(self, kafka: KafkaClient, topics: list[str]) -> dict[str, dict[str, str]]:
-        """Those of the topics; one whose settings cannot be read is missing."""
+    async def _settings(
+        self, kafka: KafkaClient, topics: list[str], there: Callable[[str], str] = lambda name: name
+    ) -> dict[str, dict[str, str]]:
+        """Those of the topics; one whose settings cannot be read is missing. ``there``: their names in that cluster."""
         found: dict[str, dict[str, str]] = {}
         for start in range(0, len(topics), _TOPICS_A_REQUEST):
             asked = topics[start : start + _TOPICS_A_REQUEST]
             try:
-                found |= await kafka.configs(asked)
+                settings = await kafka.configs([there(topic) for topic in asked])
+                found |= {topic: settings[there(topic)] for topic in asked}
             except PASSING:
                 raise
             except errors.KafkaError:
                 for topic in asked:
                     with self._blamed(topic):
-                        found |= await kafka.configs([topic])
+                        found[topic] = (await kafka.configs([there(topic)]))[there(topic)]
         return found
 
     async def _alter(self, topic: str, changes: Mapping[str, str]) -> None:
@@ -224,7 +232,9 @@ class TargetTopics:
 
     async def _create(self, topic: TopicMetadata, settings: dict[str, str]) -> None:
         brokers = len((await self._kafka.describe([])).brokers)
-        replicas, in_sync = replication(self._accepted, brokers)
+        replicas, in_sync = replication(self._accepted, min(brokers, self._replicas))
+        # More than the least: where brokers may be too few, as many as there are.
+        replicas = max(replicas, min(self._replicas, brokers if "replication" in self._accepted else self._replicas))
         configs = settings_of_copy(settings)
         configs |= {"unclean.leader.election.enable": "false", "min.insync.replicas": str(in_sync)}
         with suppress(errors.TopicAlreadyExistsError):

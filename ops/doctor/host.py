@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from logferry.gateway.access.settings import expiring
 from logferry.gateway.broker_clock import STOP_S, WARN_S
 from logferry.gateway.config import ConfigError
 from logferry.gateway.tls import kafka_options, server_context
@@ -35,6 +36,9 @@ def check_host(role: Role) -> Iterator[Check]:
     for what, folder in role.folders:
         yield _disk(role, what, folder)
     yield from _own_certificates(role)
+    for name, at in expiring(role.tokens, time.time()):
+        remedy = f"logferry token {name} --config FILE prints the entry with another one"
+        yield Check("tokens", f"{role.name}: {name}", State.WARNING, f"no valid token from {at} on", remedy)
 
 
 def _versions(role: Role) -> Iterator[Check]:

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from logferry.gateway.access.settings import TokenSettings
 from logferry.gateway.config import ConfigError, KafkaSettings, ServiceConfig, Tls
 from logferry.gateway.service.preflight import LaneSettings
 
@@ -94,6 +95,7 @@ class Role:
     host: str | None = None  # under which others reach it
     folders: Sequence[tuple[str, Path]] = ()
     secrets: Sequence[Path] = field(default=())
+    tokens: Sequence[TokenSettings] = ()
     needs_java: bool = False
 
 
@@ -121,7 +123,7 @@ def _service(config: ServiceConfig, clusters: Sequence[Cluster], **more: Any) ->
     if config.tls is not None:
         secrets.append(config.tls.key)
     host = config.advertised_host or config.host
-    return Role(config.service, clusters, tls=config.tls, host=host, secrets=secrets, **more)
+    return Role(config.service, clusters, tls=config.tls, host=host, secrets=secrets, tokens=config.tokens, **more)
 
 
 def _own_topics(state_topic: str) -> tuple[TopicRights, ...]:
@@ -149,10 +151,15 @@ def _mirror(path: Path) -> Role:
     taken = sorted({f"{dc}." for remote in config.remotes for dc in remote.taken})
     settings = ("ALTER_CONFIGS",) if config.carry_settings else ()
     copies = [TopicRights(name, True, (*_DATA, "ALTER", *settings)) for name in taken]
-    local = (*copies, *_own_topics(config.state_topic), TopicRights(config.history_topic, False, _DATA))
+    local = (
+        *copies,
+        *_own_topics(config.state_topic),
+        TopicRights(config.history_topic, False, _DATA, ("DELETE",), "bounds its size"),
+    )
     clusters = [Cluster("kafka", config.kafka, local, config, config.group)]
     for remote in config.remotes:
         remote_needs = tuple(TopicRights(f"{dc}.", True, _COPY) for dc in remote.taken)
+        remote_needs += tuple(TopicRights(name, False, _COPY) for name in remote.renamed)
         clusters.append(Cluster(f"remote {remote.dc}", remote.kafka, remote_needs))
     return _service(config, clusters)
 

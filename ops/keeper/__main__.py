@@ -71,7 +71,7 @@ def _reload(reload: Callable[[], KeeperConfig], gate: Gate) -> None:
     """An invalid configuration changes nothing."""
     try:
         fresh = reload()
-        gate.replace(fresh.tokens)
+        gate.replace(fresh.tokens, fresh.issuers)
     except (ConfigError, ValueError) as error:
         log.event("configuration_not_reloaded", reason=str(error))
     else:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiokafka import errors
-from aiokafka.protocol import admin
 from logferry.gateway.contract.names import TopicPartition
+from logferry.gateway.kafka.aiokafka_internals import admin
 from logferry.gateway.kafka.client import KafkaClient, raise_for
 from logferry.gateway.kafka.requests import (
     AlterConfigsRequest,

@@ -12,9 +12,8 @@ from typing import Final
 
 import aiokafka
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from logferry.gateway import log
-from logferry.gateway.kafka.broker_connection import leave_group
+from logferry.gateway.kafka.aiokafka_internals import StickyPartitionAssignor, leave_group
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.ops.keeper.config import KeeperConfig
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).parents[2]
-_CONTRACT: Final = ("contract/__init__.py", "contract/names.py", "contract/chunk.py")
+_CONTRACT: Final = ("contract/__init__.py", "contract/names.py", "contract/chunk.py", "contract/syslog_frames.py")
+_CLIENT: Final = ("", "agent", "files", "inputs", "transport")
 _SHEBANG: Final = b"#!/usr/bin/env python3\n"
 _MAIN: Final = b"""import sys
 
@@ -55,7 +56,7 @@ def _members() -> Iterator[tuple[str, bytes]]:
     yield "LICENSE", license.read_bytes() if license.exists() else packed.encode()
     metadata = f"Metadata-Version: 2.1\nName: logferry\nVersion: {project.version}\n"
     yield f"logferry-{project.version}.dist-info/METADATA", metadata.encode()
-    ours = [path for folder in ("", "agent", "files", "transport") for path in (_ROOT / "client" / folder).glob("*.py")]
+    ours = [path for folder in _CLIENT for path in (_ROOT / "client" / folder).glob("*.py")]
     ours += [_ROOT / "gateway" / name for name in ("__init__.py", *_CONTRACT)]
     for path in ours:
         yield f"logferry/{path.relative_to(_ROOT)}", path.read_bytes()

@@ -13,6 +13,8 @@ is a folder in the cache whose name contains the hash of its list. Guarantees:
   the repository's checksums.
 * When all jars are present, neither the network nor Java is used.
 
+``LOGFERRY_KAFKA_VERSION`` names another Kafka than the newest one, for tests.
+
 Ivy uses its default repository; ``LOGFERRY_IVY_SETTINGS`` names an Ivy settings file for another one.
 """
 
@@ -43,6 +45,8 @@ from logferry.ops.runtime.java import cache_dir, find_java
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+# The newest is the default.
+KAFKA_VERSIONS = {"4.3": "kafka", "4.2": "kafka42", "4.1": "kafka41"}
 HBASE_VERSIONS = {"2.6": "hbase", "2.5": "hbase25"}
 STORES = ("s3", "gs")  # of tables, with jars of their own; HDFS needs none beside pyspark's
 
@@ -97,9 +101,16 @@ KAFKA, MIRROR_MAKER, HDFS, AWS_SDK, S3_PROXY = (
 )
 
 
-def kafka_jars() -> list[Path]:
-    """Kafka's broker and command-line tools. Raises Unavailable when they cannot be fetched."""
-    return fetch_jars(KAFKA)
+def kafka_jars(version: str | None = None) -> list[Path]:
+    """Kafka's broker and command-line tools. ``version``: of `KAFKA_VERSIONS`; else ``LOGFERRY_KAFKA_VERSION``.
+
+    Raises Unavailable when they cannot be fetched, CommandError for another version.
+    """
+    wanted = version or os.environ.get("LOGFERRY_KAFKA_VERSION") or next(iter(KAFKA_VERSIONS))
+    if wanted not in KAFKA_VERSIONS:
+        known = ", ".join(KAFKA_VERSIONS)
+        raise CommandError(f"no jars are known for Kafka {wanted}: LOGFERRY_KAFKA_VERSION may be {known}")
+    return fetch_jars(SETS[KAFKA_VERSIONS[wanted]])
 
 
 def mirror_maker_jars() -> list[Path]:

@@ -23,12 +23,12 @@ import struct
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from aiokafka.protocol.metadata import MetadataResponse_v1
+from logferry.gateway.kafka.aiokafka_internals import MetadataResponse_v1
 from logferry.ops.cli.problems import UsageError
 from logferry.ops.runtime.jars import kafka_jars
 from logferry.ops.runtime.java import find_java
@@ -62,7 +62,8 @@ class KafkaCluster:
     ``settings`` are added to every node's server.properties and override ours, and so are those that ``settings_of``
     returns for a node, its broker port and its controller port. ``data`` is created if necessary and
     can be opened again later: the same cluster, and the same ports if they are free. The nodes write their log files
-    to ``logs``, or beside their data. ``children``: their processes, by number.
+    to ``logs``, or beside their data. ``children``: their processes, by number. ``version``: of Kafka, as for
+    `kafka_jars`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class KafkaCluster:
         jvm: Sequence[str] = QUICK_START,
         logs: Path | None = None,
         settings_of: Callable[[int, int, int], Mapping[str, str]] = lambda node, broker, controller: {},
+        version: str | None = None,
     ) -> None:
         if not 1 <= brokers <= 9:
             raise UsageError(f"{brokers} brokers: start 1 to 9 on one machine")
@@ -85,7 +87,7 @@ class KafkaCluster:
         self._jvm = [f"-Xmx{heap}", *jvm, "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true"]
         self._jvm.append(f"-Dlog4j2.configurationFile={_LOGGING}")
         self._settings = dict(settings or {})
-        self._settings_of = settings_of
+        self._settings_of, self._version = settings_of, version
         self._lock: IO[str] | None = None
         self._ports: dict[int, tuple[int, int]] = {}  # node → (broker, controller)
         self.children: dict[int, Child] = {}
@@ -124,9 +126,11 @@ class KafkaCluster:
             self._write_configuration(node)
         self._format_new_nodes(cluster_id)
         for node in self._nodes:
-            command = self._java("kafka.Kafka", str(self._folder(node) / "server.properties"))
-            self.children[node] = Child(f"{self.name}/kafka-{node}", command, self.log(node))
+            self.children[node] = Child(f"{self.name}/kafka-{node}", self._broker(node), self.log(node))
             self.children[node].start()
+
+    def _broker(self, node: int) -> list[str]:
+        return self._java("kafka.Kafka", str(self._folder(node) / "server.properties"))
 
     def wait_ready(self, node: int | None = None) -> None:
         """The second half of `start`: returns when all nodes answer, or this one."""
@@ -156,6 +160,18 @@ class KafkaCluster:
         """Restarts a node on its data and ports, after SIGKILL if it still runs; returns when it answers."""
         self.children[node].restart()
         self.wait_ready(node)
+
+    def upgrade(self, version: str) -> Iterator[int]:
+        """Stops each node in order and starts it on its data in another version of Kafka; yields it when it answers."""
+        self._version = version
+        for node in self._nodes:
+            self.children[node].replace(self._broker(node), _STOP_S)
+            self.wait_ready(node)
+            yield node
+
+    def tool(self, main: str, *arguments: str) -> list[str]:
+        """The command of one of Kafka's tools, with the address of the cluster."""
+        return self._java(main, "--bootstrap-server", self.bootstrap, *arguments)
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
@@ -277,7 +293,7 @@ class KafkaCluster:
             (folder / "log.new").rename(folder / "log")
 
     def _java(self, main: str, *arguments: str) -> list[str]:
-        classpath = ":".join(map(str, kafka_jars()))
+        classpath = ":".join(map(str, kafka_jars(self._version)))
         return [str(find_java().executable), *self._jvm, "-cp", classpath, main, *arguments]
 
 

@@ -94,6 +94,13 @@ class Child:
             self.send(signal.SIGKILL)
             self.start()
 
+    def replace(self, command: Sequence[str], timeout_s: float) -> None:
+        """Stops it, with SIGKILL after the time-out, and starts this command in its place."""
+        with self._starting:
+            self.stop(timeout_s)
+            self._command = list(command)
+            self.start()
+
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -37,7 +37,8 @@ class Incarnation:
 
     ``copies``: so many sources more may begin behind what was sent. ``short_copies``: of these, so many may begin at 0.
     ``losses``: of power; each may cause another source. ``before``: what the file held when the power failed; up to
-    ``common`` it has the same bytes. ``proven``: the client can know that it has these up to here.
+    ``common`` it has the same bytes. ``proven``: the client can know that it has these up to here. ``is_copy``: it is a
+    file that was made when the one that the client knew was copied and truncated.
     """
 
     content: bytearray = field(default_factory=bytearray)
@@ -49,6 +50,7 @@ class Incarnation:
     before: Incarnation | None = None
     common: int = 0
     proven: int = 0
+    is_copy: bool = False
 
 
 class Told(logging.Handler):
@@ -128,7 +130,7 @@ class ClientWorld:
         for incarnation in self.all:
             incarnation.seen = False
         for incarnation, in_folder in self.gone:
-            if incarnation.must is None and not (in_folder and self.recorded(incarnation)):
+            if incarnation.must is None and not (in_folder and self.is_known(incarnation)):
                 incarnation.must = self.recorded(incarnation)
 
     def look(self) -> None:
@@ -293,7 +295,7 @@ class ClientWorld:
                 self.step(1)
         os.truncate(self.path(name), 0)
         self.at[copy], self.at[name] = incarnation, Incarnation(seen=incarnation.seen)
-        incarnation.seen = False
+        incarnation.seen, incarnation.is_copy = False, True
         self.all.append(self.at[name])
 
     def expire(self) -> None:
@@ -311,9 +313,20 @@ class ClientWorld:
     def goes(self, incarnation: Incarnation, in_folder: bool) -> None:
         """No pattern sees it any more: what can still arrive of it?"""
         self.renamed = None
-        if not incarnation.seen and not (in_folder and self.recorded(incarnation)):
+        if not incarnation.seen and not (in_folder and self.is_known(incarnation)):
             incarnation.must = self.recorded(incarnation)
         self.gone.append((incarnation, in_folder))
+
+    def is_known(self, incarnation: Incarnation) -> bool:
+        """Will the client find its file by the inode, in its folder under any name? That of a copy is a new one."""
+        if not incarnation.is_copy:
+            return bool(self.recorded(incarnation))
+        inodes = {path.stat().st_ino for path, each in self.unseen.items() if each is incarnation}
+        checkpoint = self.client[1] if self.client else Checkpoint.open(self.root / "state")
+        is_known = any(entry.inode in inodes for entry in checkpoint.entries.values())
+        if not self.client:
+            checkpoint.close()
+        return is_known
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

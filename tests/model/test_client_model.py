@@ -176,8 +176,8 @@ class Files(RuleBasedStateMachine):
         if where == "seen":
             self.world.at[f"{name}.{self.world.serial}"] = incarnation
         else:
-            self.world.goes(incarnation, in_folder=where == "moved")
             self.world.unseen[new] = incarnation
+            self.world.goes(incarnation, in_folder=where == "moved")
         self.world.renamed = name, new, incarnation
         for _ in range(late):
             self.world.write(new, incarnation, self.world.line())

@@ -31,6 +31,7 @@ _OPERATIONS: Final = {
 }
 _ALLOW: Final = 3
 
+ALTER_CLUSTER: Final[Right] = ("CLUSTER", _CLUSTER, "LITERAL", "ALTER")
 DESCRIBE_CLUSTER: Final[Right] = ("CLUSTER", _CLUSTER, "LITERAL", "DESCRIBE")
 
 

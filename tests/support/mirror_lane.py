@@ -129,6 +129,9 @@ class MemoryLink:
     def refresh_soon(self) -> None:
         self.refreshes += 1
 
+    async def offset(self, tp: TopicPartition, time_ms: int) -> int:
+        return int(await self.kafka.offset(*tp, time_ms))
+
     def follow(self, partition: MirroredPartition) -> None:
         self.followed.add(partition)
         partition.on_change = self.deliver

@@ -42,8 +42,8 @@ class World:
         self.stack, self.folder = stack, folder
         self.configure()
 
-    def configure(self, **settings: Setting) -> None:
-        self.mirror = Mirror(self.stack, self.folder, self.name, 1, "dc2", **settings)
+    def configure(self, workers: int = 1, **settings: Setting) -> None:
+        self.mirror = Mirror(self.stack, self.folder, self.name, workers, "dc2", **settings)
 
     async def create(self, partitions: int = 1, **configs: str) -> None:
         await self.admin(self.there, "create_topics", [NewTopic(self.topic, partitions, 1, topic_configs=configs)])

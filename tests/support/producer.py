@@ -37,8 +37,9 @@ class Lane:
         self._found: list[int] = []
         self._position = 0
 
-    async def producer(self) -> GroupCommit:
-        producer = GroupCommit(self.kafka, self.topics, self.config, 0)
+    async def producer(self, kafka: KafkaClient | None = None) -> GroupCommit:
+        """``kafka``: of another user."""
+        producer = GroupCommit(kafka or self.kafka, self.topics, self.config, 0)
         self._made.append(producer)
         await producer.fence()
         return producer

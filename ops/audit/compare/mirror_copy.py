@@ -8,7 +8,7 @@ not mirrored yet and refute nothing. The state file holds the offsets that are p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,7 +116,9 @@ async def audit_mirror(
     async with connected(kafka_options(remote.kafka)) as there, connected(kafka_options(config.kafka)) as here:
         try:
             dcs = (original, remote.dc, config.dc)
-            comparison = CopyComparison(there, here, *dcs, config.prefix, remote.takes, state.copies, save)
+            comparison = CopyComparison(
+                there, here, *dcs, config.prefix, remote.takes, state.copies, save, remote.renamed
+            )
             return await comparison.run(topics, progress)
         finally:
             save()
@@ -128,7 +130,8 @@ class CopyComparison:
 
     ``original``: the data centre that owns the topics, different from ``remote`` only in a chain of mirrors.
     ``takes``: whether a topic is mirrored, by its full name. ``proven``: earlier proofs, which are updated.
-    ``save``: called every 20,000 records, so that a run that is killed loses few.
+    ``save``: called every 20,000 records, so that a run that is killed loses few. ``renamed``: the names of copies that
+    differ, by those of their originals.
     """
 
     there: KafkaClient
@@ -140,12 +143,14 @@ class CopyComparison:
     takes: Callable[[str], bool]
     proven: Copies
     save: Callable[[], None] = lambda: None
+    renamed: Mapping[str, str] = field(default_factory=dict)
     compared: int = 0
 
     def __post_init__(self) -> None:
         self.ours = OffsetTranslation(self.here, self.prefix, self.copy)
         # In a chain it is compared with the copy that it was taken from; the history speaks of the original.
         is_chain = self.original != self.remote
+        self._originals = {here: there for there, here in self.renamed.items()}
         self.theirs = OffsetTranslation(self.there, self.prefix, self.remote) if is_chain else None
 
     async def run(self, topics: Sequence[str], progress: Callable[[str, int, int], None]) -> MirrorReport:
@@ -154,6 +159,8 @@ class CopyComparison:
         named = {topic if topic.startswith(begin) else begin + topic for topic in topics}
         views, copies = (await self.there.describe()).topics, (await self.here.describe()).topics
         wanted = {name for name in views if name.startswith(begin) and self.takes(name)}
+        wanted |= {here for there, here in self.renamed.items() if there in views}
+        views |= {here: views[there] for there, here in self.renamed.items() if there in views}
         if missing := ", ".join(sorted(named - wanted)):
             raise UsageError(
                 f"{self.original} has no topic {missing} that is mirrored here; see `logferry topics list`"
@@ -172,6 +179,9 @@ class CopyComparison:
         report.partitions.sort(key=lambda found: (found.topic, found.partition))
         return report
 
+    def _there(self, place: TopicPartition) -> TopicPartition:
+        return self._originals.get(place[0], place[0]), place[1]
+
     async def partition(self, place: TopicPartition, original_id: str, copy_id: str) -> PartitionFinding:
         found, key = PartitionFinding(*place), (self.copy, place)
         before = self.proven.get(key)
@@ -181,7 +191,7 @@ class CopyComparison:
         try:
             # The copy's end first: what it holds by now, the original must hold.
             copy_end = await self.here.offset(*place, LATEST)
-            original_end = await self.there.offset(*place, LATEST)
+            original_end = await self.there.offset(*self._there(place), LATEST)
             if earlier is not None and (original_end < earlier.original or copy_end < earlier.copy):
                 found.wrong = (
                     f"proven up to {earlier.original} there and {earlier.copy} here, but they end at {original_end} "
@@ -204,7 +214,10 @@ class CopyComparison:
 
     async def _start(self, place: TopicPartition, proven: ProvenCopy | None) -> tuple[int, int]:
         """The offsets to begin at, there and here: the proven ones, else those of the first record that both have."""
-        first, first_here = await self.there.offset(*place, EARLIEST), await self.here.offset(*place, EARLIEST)
+        first, first_here = (
+            await self.there.offset(*self._there(place), EARLIEST),
+            await self.here.offset(*place, EARLIEST),
+        )
         if proven is not None and proven.original >= first and proven.copy >= first_here:
             return proven.original, proven.copy
         if first == first_here == 0:
@@ -221,7 +234,7 @@ class CopyComparison:
     async def _compare(self, found: PartitionFinding, proven: ProvenCopy, original_end: int, copy_end: int) -> None:
         place = (found.topic, found.partition)
         copies = _records(self.here, place, proven.copy, copy_end)
-        async for record in _records(self.there, place, proven.original, original_end):
+        async for record in _records(self.there, self._there(place), proven.original, original_end):
             copy = await anext(copies, None)
             if copy is None:
                 found.behind += 1

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka import errors
-from aiokafka.protocol.fetch import FetchRequest
 from logferry.gateway.config import KafkaSettings
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.broker_connection import start_or_explain
+from logferry.gateway.kafka.aiokafka_internals import FetchRequest, start_or_explain
 from logferry.gateway.kafka.client import EARLIEST, PASSING, KafkaClient
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.topics.copies import OffsetTranslation

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import signal
 import sys
 import time
@@ -59,6 +60,8 @@ class _Progress:
 
 def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Failures of the Kafka client are reported once, as an error of the command.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     asyncio.run(serve(Connection(descriptor)))
 

@@ -23,10 +23,11 @@ CARRIED = [
     *sorted((ROOT / "client").glob("*.py")),
     *sorted((ROOT / "client" / "agent").glob("*.py")),
     *sorted((ROOT / "client" / "files").glob("*.py")),
+    *sorted((ROOT / "client" / "inputs").glob("*.py")),
     *sorted((ROOT / "client" / "transport").glob("*.py")),
     *LIBRARY,
     ROOT / "gateway" / "__init__.py",
-    *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk")),
+    *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk", "syslog_frames")),
 ]
 
 

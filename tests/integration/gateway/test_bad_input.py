@@ -49,6 +49,7 @@ def small(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with gateway(kafka, tmp_path_factory.mktemp("small"), "small", limits=limits) as running:
         asyncio.run(running.make_topic(TOPIC, 2))
         asyncio.run(seed(running))
+        asyncio.run(has_admin_log(running))
         yield running
 
 
@@ -56,6 +57,13 @@ async def seed(small: Gateway) -> None:
     """The source ``a`` has 10 recorded, in the session that is its newest."""
     await small.ask("POST", SESSION)
     await small.ask("POST", f"{WRITE}?seqno=10&prev=5", data=b"line\n")
+
+
+async def has_admin_log(small: Gateway) -> None:
+    """Waits until what was done is logged: the first record makes the topic."""
+    async with asyncio.timeout(60):
+        while not (await small.ask("GET", "/v1/admin-log")).document["records"]:  # noqa: ASYNC110  an answer of HTTP
+            await asyncio.sleep(0.1)
 
 
 # ---- the wire ----------------------------------------------------------------------------------------------

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import errors
 from aiokafka.protocol.produce import ProduceRequest
+from logferry.gateway.config import KafkaSettings
 from logferry.gateway.contract.names import partition_of
 from logferry.gateway.kafka import hanging_transactions, transactional_producer
+from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CODECS, Stamp, batches
 from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes.group_commit import GroupCommit
+from logferry.gateway.tls import kafka_options
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
+from tests.support.kafka_rights import ALTER_CLUSTER, documented, grant
 from tests.support.producer import LIMIT, Lane, lane
+from tests.support.secured_kafka import SecuredKafka
 
 _IN_0 = next(name for name in map(str, range(9)) if partition_of(name, 2) == 0)
 _IN_1 = next(name for name in map(str, range(9)) if partition_of(name, 2) == 1)
@@ -102,6 +108,39 @@ async def test_what_nothing_is_known_of_is_not_guessed(careless: KafkaCluster, t
         await leave_open(world, await world.producer(), 1)
         with pytest.raises(errors.KafkaError, match=f"dc1.{topic_name}-0 holds an open transaction"):
             await world.producer()
+
+
+async def test_without_the_right_to_end_it_the_other_partitions_are_written(tmp_path: Path, topic_name: str) -> None:
+    """By a user with the documented rights alone, which are enough for all but this."""
+    settings = {"transaction.partition.verification.enable": "false"}
+    secured = SecuredKafka(tmp_path / "kafka", ["unused"], settings=settings)
+    with secured:
+        async with lane(secured, topic_name, partitions=2) as world:
+            prefix = world.config.prefix
+            rights = [
+                (kind, name.replace("logferry.", f"{prefix}."), pattern, operation)
+                for kind, name, pattern, operation in documented("Gateway of `dc1`")
+            ]
+            await grant(secured.bootstrap, "ingest", rights)
+            options = kafka_options(KafkaSettings.model_validate(secured.plain_settings("ingest", "certificate")))
+            ingest = KafkaClient(options, "ingest")
+            await ingest.start()
+            try:
+                older = await world.producer()
+                await leave_open(world, older, 1)
+                await older.transact(world.draft(5, source=_IN_1))
+                newer = await world.producer(ingest)
+                await newer.transact(world.draft(6, source=_IN_1))
+                with pytest.raises(NotCommitted, match="only a user with the right Alter on the cluster") as found:
+                    await newer.write(newer._parts(world.draft(2, source=_IN_0)))
+                assert found.value.refused == (world.facts.name, 0)
+                await grant(secured.bootstrap, "ingest", [ALTER_CLUSTER])
+                last = await world.producer(ingest)
+                await last.transact(world.draft(3, source=_IN_0))
+                # What was committed before is there, and in its place.
+                assert await world.committed(2) == [1, 3]
+            finally:
+                await ingest.close()
 
 
 async def test_a_broker_that_was_away_is_looked_at_in_all_that_was_written_to(

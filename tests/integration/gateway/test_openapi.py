@@ -16,6 +16,7 @@ from typing import Any, cast
 import jsonschema_rs
 import pytest
 from aiohttp import web
+from logferry.gateway.admin_log.routes import AdminLogApi
 from logferry.gateway.api import openapi
 from logferry.gateway.api.consumers import ConsumersApi
 from logferry.gateway.api.read import ReadApi
@@ -45,7 +46,7 @@ def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
     kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, SubscriptionsApi]
-    kinds += [Appender, LinesApi, ElasticsearchApi, SplunkApi, OtlpApi, ArchiveApi, ConsoleApi]
+    kinds += [AdminLogApi, Appender, LinesApi, ElasticsearchApi, SplunkApi, OtlpApi, ArchiveApi, ConsoleApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
     resources += [ReportsApi(nothing, nothing, nothing, kind).add_to for kind in KINDS]
     return openapi.all_routes(nothing, resources)
@@ -81,7 +82,7 @@ async def test_the_document_is_made_before_anything_is_served(monkeypatch: pytes
 
 def test_every_route_was_thought_about_who_may_call_it() -> None:
     silent = {route.name for route in every_route().declared if route.right is Right.EVERYTHING}
-    assert silent == {"status", "workers", "mirror", "deliver"}
+    assert silent == {"admin_log", "status", "workers", "mirror", "deliver"}
     assert {route.name for route in every_route().declared if route.right is Right.OPEN} == {
         "healthz",
         "readyz",

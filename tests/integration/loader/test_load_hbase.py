@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from logferry.client.hbase.cells import HBaseCell
 from logferry.client.hbase.changes import line_of, map_of
-from logferry.gateway.contract.chunk import Chunk
 from logferry.loaders.batches import execute
 from logferry.loaders.batches.execute import Loader
 from logferry.loaders.location import Location
@@ -21,7 +19,8 @@ from logferry.loaders.runs.table_run import load_table
 from logferry.loaders.storage.files import delete_folder, open_table
 from logferry.loaders.storage.ledger import last_batch
 
-from tests.support.hbase_state import CellChange, scan
+from tests.support.hbase_loads import REGION, WRITTEN_MS, edit, random_edits, shown, wanted
+from tests.support.hbase_state import CellChange
 from tests.support.loader import Sent, Topic, quarantine, stored
 from tests.support.loader_faults import seeded
 from tests.support.table_loads import LoaderDied, die, done, job
@@ -29,16 +28,7 @@ from tests.support.table_loads import LoaderDied, die, done, job
 pytestmark = pytest.mark.spark
 
 Start = Callable[..., Loader]
-REGION = "0123456789abcdef0123456789abcdef"
-WRITTEN_MS = 1_700_000_000_123
 PARSER = {"format": "hbase", "latest": True}
-KINDS = ("put", "put", "put", "delete", "delete_column", "delete_family", "delete_family_version")
-
-
-def edit(cells: Sequence[HBaseCell], seqno: int, write: Callable[..., bytes] = line_of, part: int = 1) -> Sent:
-    data = b"".join(write(cell, "orders", REGION, seqno, WRITTEN_MS) for cell in cells)
-    attributes = {"table": "orders", **({"format": "msgpack"} if write is map_of else {})}
-    return Sent(REGION if part == 1 else f"{REGION}/{part}", Chunk(seqno, None, WRITTEN_MS, attributes, data))
 
 
 ODD = HBaseCell("ä\n".encode(), b"d", b"\xff", 2**62, "put", b"\x00\xfe", ((4, b"ttl"), (9, b"")))
@@ -102,36 +92,6 @@ async def test_messagepack_that_is_none_goes_to_the_quarantine(loader: Start, to
 
 
 # ---- the latest state -----------------------------------------------------------------------------------------------
-
-
-def random_edits(dice: random.Random, first: int, count: int) -> tuple[list[Sent], list[CellChange]]:
-    """Edits of several cells, in both formats, and the same as changes for the model."""
-    sent, changes = [], []
-    for seqno in range(first, first + count):
-        cells = []
-        for place in range(dice.randint(1, 5)):
-            kind = dice.choice(KINDS)
-            qualifier = "" if kind.startswith("delete_family") else dice.choice(["", "a", "b"])
-            row, family, ts = dice.choice("xyz"), dice.choice("de"), dice.randint(0, 12)
-            value = f"{seqno}.{place}" if kind == "put" else ""
-            cells.append(HBaseCell(row.encode(), family.encode(), qualifier.encode(), ts, kind, value.encode()))
-            changes.append(CellChange(row, family, qualifier, kind, ts, seqno, place, value))
-        sent.append(edit(cells, seqno, dice.choice([line_of, map_of])))
-    return sent, changes
-
-
-def shown(table: Location) -> dict[tuple[str, ...], tuple[Any, ...]]:
-    rows = [row for row in stored(TablePaths.of(table).latest) if row["latest"]]
-    names = ("type", "timestamp", "sequence_id", "value")
-    found: dict[tuple[str, ...], tuple[Any, ...]] = {
-        (row["row"], row["family"], row["qualifier"]): tuple(row[name] for name in names) for row in rows
-    }
-    assert len(found) == len(rows)
-    return found
-
-
-def wanted(changes: Sequence[CellChange]) -> dict[tuple[str, ...], tuple[Any, ...]]:
-    return {key: ("put", one[0].ts, one[0].seq, one[0].value) for key, one in scan(changes).items()}
 
 
 async def test_the_latest_state_is_that_of_a_scan(loader: Start, topic: Topic, table: Location):

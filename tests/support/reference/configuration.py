@@ -43,9 +43,25 @@ _PUSH_MEANINGS: Final = {
     "files[].attributes": "further attributes; one of the same name replaces the top-level one",
     "datacenters[].name": "name of the data centre in log events and in the checkpoint",
     "datacenters[].urls": "gateways of the data centre, the preferred one first",
+    "inputs[].type": "`stdin`, `syslog` or `journald`",
+    "inputs[].name": "name of the input in status and metrics, and of its spool in the state folder",
+    "inputs[].source": "what its source id begins with",
+    "inputs[].attributes": "further attributes; one of the same name replaces the top-level one",
+    "inputs[].record_start": "`stdin`: pattern of a record's first line",
+    "inputs[].cut_lines": "`stdin`: cut lines that are too long instead of splitting them",
+    "inputs[].spool_bytes": "how much may wait on the disk, at least 16 MiB",
+    "inputs[].listen": "`syslog`: addresses `tcp://HOST:PORT`, `tls://HOST:PORT`, `udp://HOST:PORT`, `unix:///PATH`",
+    "inputs[].message_bytes": "`syslog`: longest message; longer ones are refused and counted",
+    "inputs[].cert_file": "`syslog`: PEM file with the certificate for `tls://`",
+    "inputs[].key_file": "`syslog`: PEM file with its key",
+    "inputs[].client_ca_file": "`syslog`: PEM file with the authority whose certificates senders must show",
+    "inputs[].units": "`journald`: entries of these units alone, as `journalctl --unit`",
+    "inputs[].start": "`journald`: where the first start begins, `beginning` or `end`",
+    "inputs[].directory": "`journald`: folder of the journal, as `journalctl --directory`",
+    "inputs[].namespace": "`journald`: namespace of the journal, as `journalctl --namespace`",
 }
 _PUSH_DEFAULTS: Final = {
-    "topic": "required, unless each `[[files]]` has one",
+    "topic": "required, unless each `[[files]]` and `[[inputs]]` has one",
     "cut_lines": "`false`",
     "url": "required, or `[[datacenters]]`",
     "state_dir": "required",
@@ -60,6 +76,17 @@ _PUSH_DEFAULTS: Final = {
     "datacenters[].name": "host and port of the first URL",
     "datacenters[].urls": "required",
     "datacenters[].token_file": "top-level `token_file`, else `LOGFERRY_TOKEN`",
+    "inputs[].type": "required",
+    "inputs[].name": "the type",
+    "inputs[].source": "`HOST:NAME`",
+    "inputs[].topic": "top-level `topic`",
+    "inputs[].record_start": "top-level `record_start`",
+    "inputs[].cut_lines": "top-level `cut_lines`",
+    "inputs[].spool_bytes": "`268435456`",
+    "inputs[].listen": "required for `syslog`",
+    "inputs[].message_bytes": "`65536`",
+    "inputs[].start": "`beginning`",
+    "inputs[].directory": "that of the system",
 }
 
 
@@ -216,6 +243,7 @@ def _push() -> list[Setting]:
         **options._OF_ALL,
         **{f"files[].{name}": kind for name, kind in {"paths": options._TEXTS, **options._OF_FILES}.items()},
         **{f"datacenters[].{name}": kind for name, kind in options._OF_CENTRES.items()},
+        **{f"inputs[].{name}": kind for name, kind in options._OF_INPUTS.items()},
     }
     assert {*_PUSH_MEANINGS, *_PUSH_DEFAULTS} <= kinds.keys()
     return [_push_setting(key, kind, helps.get(key.rpartition(".")[2], "")) for key, kind in kinds.items()]

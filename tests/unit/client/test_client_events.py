@@ -57,6 +57,7 @@ def test_the_client_imports_the_standard_library_and_the_contract() -> None:
     assert {name for name in ours if not name.startswith("logferry.client")} == {
         "logferry.gateway.contract.chunk",
         "logferry.gateway.contract.names",
+        "logferry.gateway.contract.syslog_frames",
     }
     others = {name.partition(".")[0] for name in imported - ours}
     assert others - sys.stdlib_module_names == {"aiohttp", "google", "kazoo", "msgpack", "yarl"}

@@ -28,7 +28,7 @@ GOLDEN = b"\x01" + struct.pack(">I", len(HEAD)) + HEAD + bytes(7) + b"\x07" + b"
 
 def test_the_bytes_of_a_state() -> None:
     assert COMMITTED.encode() == GOLDEN
-    for upload in (OPEN, COMMITTED):
+    for upload in (OPEN, COMMITTED, OPEN._replace(pieces=(), is_expired=True)):
         assert UploadState.decode(upload.encode()) == upload
 
 

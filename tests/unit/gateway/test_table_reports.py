@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from logferry.gateway.access.rights import ANYBODY, Caller, Patterns
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.auth import ANYBODY, Caller, Patterns, Right
+from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call
 from logferry.gateway.reports import routes as tables_routes
 from logferry.gateway.reports.routes import TABLES, ReportsApi, may_see

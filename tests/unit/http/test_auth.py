@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from logferry.gateway import token_command
+from logferry.gateway.access.rights import _DECISIONS, ANYBODY, Caller, Patterns
 from logferry.gateway.config import Config, ConfigError, load
 from logferry.gateway.contract.names import Malformed
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.auth import _DECISIONS, ANYBODY, Caller, Gate, Patterns, Right
+from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.token_command import new_token
 
 DCS = frozenset({"dc1", "dc2"})

@@ -9,7 +9,7 @@ import uvloop
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import ApiVersionRequest
-from logferry.gateway.kafka import broker_connection  # noqa: F401  what it sets holds for aiokafka
+from logferry.gateway.kafka import aiokafka_internals  # noqa: F401  what it sets holds for aiokafka
 
 
 async def send_on_a_connection_that_has_just_broken() -> list[object]:

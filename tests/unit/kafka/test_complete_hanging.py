@@ -156,6 +156,16 @@ async def test_a_partition_that_may_not_be_described_is_not_written_to_and_the_l
     assert kafka.marked == []
 
 
+async def test_a_marker_that_this_user_may_not_write_leaves_its_partition_alone_unwritten() -> None:
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID),))
+    kafka.marker_code = error_codes.CLUSTER_AUTHORIZATION_FAILED
+    [(tp, why)] = (await complete(kafka, 11)).items()
+    assert (tp, "only a user with the right Alter on the cluster" in why) == (("dc1.t", 0), True)
+    kafka.marker_code = 0  # it was granted
+    assert await complete(kafka, 11, only={("dc1.t", 0)}) == {}
+    assert kafka.marked == [(2000, 11, True)]
+
+
 async def test_an_outcome_that_the_log_does_not_hold_is_not_guessed() -> None:
     with pytest.raises(errors.KafkaError, match="does not hold its outcome"):
         await complete(OnePartition((2000, 7, NOW_MS)), 9)

@@ -25,6 +25,11 @@ def config(*remotes: dict[str, Any], **settings: Any) -> MirrorConfig:
         ([{"dc": "dc1"}, {"dc": "dc1"}], "topics of dc1 are taken from both dc1 and dc1"),
         ([], "at least 1 item"),
         ([{"dc": "dc1", "bytes_per_s": 0}], "greater than 0"),
+        ([{"dc": "dc1", "exclude": ["a b"]}], "remote.0.exclude.0"),
+        ([{"dc": "dc1", "renamed": {"orders": "orders"}}], "renamed: orders: "),
+        ([{"dc": "dc1", "renamed": {"orders": "dc3.orders"}}], "the copy must be named dc1.orders, not dc3.orders"),
+        ([{"dc": "dc1", "renamed": {"dc1.a": "dc1.b"}}], "dc1.a: it has the name of a data centre already"),
+        ([{"dc": "dc1", "renamed": {"a": "dc1.c", "b": "dc1.c"}}], "two topics cannot have one copy"),
     ],
 )
 def test_what_is_refused(remotes: list[dict[str, Any]], said: str) -> None:
@@ -48,6 +53,26 @@ def test_a_hub_and_a_chain() -> None:
         True,
         False,
     ]
+
+
+def test_excluded_topics_are_not_taken() -> None:
+    [remote] = config({"dc": "dc1", "topics": ["a*", "b"], "exclude": ["*-debug", "b"]}).remotes
+    names = ("dc1.a", "dc1.a-debug", "dc1.b", "dc1.abc")
+    assert [name for name in names if remote.takes(name)] == ["dc1.a", "dc1.abc"]
+
+
+def test_a_topic_without_a_data_centre_goes_by_the_name_of_its_copy() -> None:
+    [remote] = config({"dc": "dc1", "topics": ["a"], "renamed": {"orders": "dc1.orders", "x": "dc1.a"}}).remotes
+    # A topic there that has the name of such a copy is not mirrored.
+    names = ("orders", "dc1.orders", "x", "dc1.a", "other")
+    assert [remote.here(name) for name in names] == ["dc1.orders", None, "dc1.a", None, None]
+    assert [remote.there(name) for name in ("dc1.orders", "dc1.a", "dc1.b")] == ["orders", "x", "dc1.b"]
+
+
+def test_fewer_replicas_must_be_accepted_by_name() -> None:
+    with pytest.raises(ValidationError, match="accept it by name: accept_weak_kafka = \\['replication'\\]"):
+        config({"dc": "dc1"}, replicas=2)
+    assert config({"dc": "dc1"}, replicas=2, accept_weak_kafka=["replication"]).replicas == 2
 
 
 SHA = "0" * 64

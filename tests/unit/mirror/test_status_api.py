@@ -19,7 +19,7 @@ from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.token_command import new_token
 from logferry.mirror.lanes.stops import CannotResume
-from logferry.mirror.remote import RemoteCluster
+from logferry.mirror.remote import RemoteCluster, RemoteWait
 from logferry.mirror.status_api import MirrorApi, partitions_of
 from prometheus_client import CollectorRegistry
 
@@ -47,6 +47,9 @@ class Lane:
         return start or 0
 
 
+links: list[RemoteCluster] = []  # of the worker that `serving` serves
+
+
 @pytest.fixture
 def lane() -> Lane:
     return Lane()
@@ -63,6 +66,7 @@ async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> Asy
     world.links["dc1"] = RemoteCluster(
         world.config.remotes[0], world.there, world.config.limits, world.budget, frozenset(), AsyncMock()
     )
+    links[:] = world.links.values()
     world.links["dc1"].begun_later["dc1.t", 3] = 70
     world.here.risks = ["topics: a remedy"]
     world.targets.unaltered["dc1.t"] = "retention.ms: no right"
@@ -177,3 +181,18 @@ async def test_a_body_of_another_form_is_refused(client: TestClient[Any, Any], l
     async with client.post("/v1/resume", data=body, headers=JSON) as answer:
         assert answer.status == (413 if len(body) > 4096 else 400)
     assert lane.resumed == []
+
+
+async def test_the_lag_of_a_silent_link_grows_in_the_metrics_as_well(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known of a data centre since its last answer, also where nothing was waiting then."""
+    async with serving(lane, monkeypatch) as client:
+        async with client.get("/metrics") as answer:
+            assert 'logferry_mirror_lag_seconds{dc="dc1"} 0.0' in await answer.text()
+        links[0].fault = RemoteWait("it does not answer", int(time.time() * 1000) - 60_000)
+        async with client.get("/metrics") as answer:
+            [line] = [
+                one for one in (await answer.text()).splitlines() if one.startswith("logferry_mirror_lag_seconds")
+            ]
+    assert float(line.split()[1]) >= 60

@@ -131,6 +131,9 @@ CASES: dict[str, tuple[Series, Series]] = {
     "ManySources": one("logferry_lane_sources", "900000x180", "700000x180"),
     "ConnectionsRefused": one("logferry_connections_refused_total", "0+1x180", FLAT),
     "QuotaReached": one('logferry_throttled_total{dc="dc1", scope="token", name="a"}', "0+1x180", FLAT),
+    "TokenExpires": one(
+        'logferry_token_expires_timestamp_seconds{dc="dc1", token="a"}', "1000000x180", "9000000x180"
+    ),
     "TokensRefused": one('logferry_requests_total{dc="dc1", status="403"}', "0+1x180", FLAT),
     "ChunksRefused": one('logferry_chunks_total{dc="dc1", topic="t", result="gap"}', "0+1x180", FLAT),
     "MirrorWorkerDown": one('up{job="logferry-mirror"}', "0x180", "1x180"),

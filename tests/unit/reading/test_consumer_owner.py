@@ -36,8 +36,8 @@ def call(gate: Gate, consumer: str) -> Call:
 def test_groups_of_logferry_itself_are_reserved(consumer: str) -> None:
     handlers, gate = api(prefix="lf")
     with pytest.raises(Problem, match="reserved"):
-        handlers._consumer(call(gate, consumer))
-    assert handlers._consumer(call(gate, "lfx")) == "lfx"
+        handlers._consumer(call(gate, consumer), "commit")
+    assert handlers._consumer(call(gate, "lfx"), "commit") == "lfx"
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_groups_of_logferry_itself_are_reserved(consumer: str) -> None:
 def test_a_token_uses_the_consumers_that_it_names(patterns: list[str] | None, good: list[str], bad: list[str]) -> None:
     handlers, gate = api(consumers=patterns)
     for consumer in good:
-        assert handlers._consumer(call(gate, consumer)) == consumer
+        assert handlers._consumer(call(gate, consumer), "commit") == consumer
     for consumer in bad:
         with pytest.raises(Problem, match="forbidden"):
-            handlers._consumer(call(gate, consumer))
+            handlers._consumer(call(gate, consumer), "commit")
 
 
 def test_a_session_ends_with_the_right_to_use_its_consumer() -> None:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from logferry.gateway.access.rights import ANYBODY
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import LaneMoved, Problem
-from logferry.gateway.http.auth import ANYBODY
 from logferry.gateway.receivers.append import Appender, Part, digest_of
 
 CONFIG = Config.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "127.0.0.1:1"}})

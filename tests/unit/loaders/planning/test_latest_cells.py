@@ -115,6 +115,71 @@ def test_without_deletes_of_single_versions_one_version_is_enough(history: list[
     assert loaded(some, cuts, versions=1).latest() == {key: shown[0] for key, shown in scan(some).items()}
 
 
+class Region:
+    """Its rows, the sequence id of its last edit, and the partition that its source is pinned to."""
+
+    def __init__(self, rows: str, seq: int, partition: int) -> None:
+        self.rows, self.seq, self.partition = rows, seq, partition
+
+
+_ROWS = "wxyz"
+
+
+@st.composite
+def partitions_of_regions(draw: st.DrawFn) -> tuple[list[CellChange], list[list[CellChange]]]:
+    """Changes as HBase carried them out, numbered in this order; and as they are in each partition, with the sequence
+    ids of their regions. Regions split and merge: the new ones begin above the last edits of the old ones.
+    """
+    done: list[CellChange] = []
+    parts: list[list[CellChange]] = [[], [], []]
+    some_part = st.integers(0, len(parts) - 1)
+    regions = [Region(_ROWS, draw(st.integers(0, 50)), draw(some_part))]
+    for _ in range(draw(st.integers(1, 20))):
+        step = draw(st.sampled_from(["edit"] * 6 + ["split", "merge"]))
+        region = draw(st.sampled_from(regions))
+        if step == "split" and len(region.rows) > 1:
+            at, place = draw(st.integers(1, len(region.rows) - 1)), regions.index(region)
+            halves = [Region(rows, region.seq, draw(some_part)) for rows in (region.rows[:at], region.rows[at:])]
+            regions[place : place + 1] = halves
+        elif step == "merge" and region is not regions[-1]:
+            place = regions.index(region)
+            other = regions[place + 1]
+            merged = Region(region.rows + other.rows, max(region.seq, other.seq), draw(some_part))
+            regions[place : place + 2] = [merged]
+        elif step == "edit":
+            region.seq += draw(st.integers(1, 3))
+            for place in range(draw(st.integers(1, 3))):
+                kind = draw(st.sampled_from(KINDS))
+                qualifier = "" if kind.startswith("delete_family") else draw(st.sampled_from(["", "a"]))
+                row, ts = draw(st.sampled_from(region.rows)), draw(st.integers(0, 3))
+                value = f"v{len(done)}" if kind == "put" else ""
+                change = CellChange(row, "d", qualifier, kind, ts, region.seq, place, value)
+                parts[region.partition].append(change)
+                done.append(change._replace(seq=len(done), place=0))
+    return done, parts
+
+
+@settings(deadline=None, max_examples=60)
+@given(partitions_of_regions(), st.data())
+def test_regions_that_split_and_merge_in_partitions(
+    history: tuple[list[CellChange], list[list[CellChange]]], data: st.DataObject
+):
+    """The batches read some of each partition: what a daughter wrote may come before what its parent wrote."""
+    done, parts = history
+    table = LatestTable(versions=1000)
+    positions = [0] * len(parts)
+    for rest in range(data.draw(st.integers(0, 4)), -1, -1):
+        batch: list[CellChange] = []
+        for number, part in enumerate(parts):
+            # Sometimes the partition is read again from an earlier position.
+            start = data.draw(st.integers(0, positions[number])) if data.draw(st.booleans()) else positions[number]
+            positions[number] = data.draw(st.integers(positions[number], len(part))) if rest else len(part)
+            batch += part[start : positions[number]]
+        table.load(batch)
+    shown = {key: one[0].value for key, one in scan(done).items()}
+    assert {key: one.value for key, one in table.latest().items()} == shown
+
+
 def put(ts: int, seq: int, value: str = "v", place: int = 0) -> CellChange:
     return CellChange("x", "d", "a", "put", ts, seq, place, value)
 

@@ -94,7 +94,7 @@ def _world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def link() -> Any:
-    remote = SimpleNamespace(dc="dc1", is_chained=lambda topic: False)
+    remote = SimpleNamespace(dc="dc1", is_chained=lambda topic: False, here=lambda topic: topic)
     return SimpleNamespace(remote=remote, kafka=There(), topics={"dc1.t": object()}, sources=frozenset())
 
 

@@ -215,3 +215,34 @@ async def test_each_remote_is_looked_at_in_its_turn(clock: SimpleNamespace) -> N
             await targets.ensure(cast(KafkaClient, there), there.topics)
         clock.now += 61
     assert here.settings["dc1.t"]["retention.ms"] == here.settings["dc3.t"]["retention.ms"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "accepted", "brokers", "made"),
+    [
+        (3, [], 3, (3, 2)),
+        (3, [], 2, (3, 2)),  # a broker that is down for a moment makes no copy weak for good
+        (3, ["replication"], 2, (2, 2)),
+        (5, [], 3, (5, 2)),
+        (5, ["replication"], 4, (4, 2)),
+        (2, ["replication"], 3, (2, 2)),
+        (2, ["replication", "min-isr"], 3, (2, 1)),
+        (1, ["replication"], 3, (1, 1)),
+    ],
+)
+async def test_a_copy_has_the_replicas_that_are_wanted(
+    wanted: int, accepted: list[str], brokers: int, made: tuple[int, int]
+) -> None:
+    class Brokers(MemoryCluster):
+        async def describe(self, names: list[str] | None = None) -> ClusterMetadata:
+            return (await super().describe(names))._replace(brokers=dict.fromkeys(range(brokers), ("k", 9092)))
+
+        async def create_topic(self, name: str, partitions: int, replicas: int, settings: dict[str, str]) -> None:
+            created.append((replicas, int(settings["min.insync.replicas"])))
+            await super().create_topic(name, partitions, replicas, settings)
+
+    created: list[tuple[int, int]] = []
+    there, here = MemoryCluster("there", topic("dc1.t", 1)), Brokers("here")
+    targets = TargetTopics(cast(KafkaClient, here), accepted, replicas=wanted)
+    await targets.ensure(cast(KafkaClient, there), there.topics)
+    assert created == [made]

@@ -127,3 +127,18 @@ async def test_of_a_few_partitions_none_is_put_aside(link: RemoteCluster) -> Non
         await until(lambda: link.kafka.looks > looked + 1)  # type: ignore[attr-defined]
         assert numbers(link, quiet=False) == {0, 1}
         assert not any(partition.is_quiet for partition in partitions)
+
+
+async def test_a_worker_has_the_part_of_its_partitions_of_a_limit(link: RemoteCluster) -> None:
+    """So the workers of a mirror have all of it together, and none of them more."""
+    there = link.remote.model_copy(update={"bytes_per_s": 900.0})
+    limited = RemoteCluster(there, link.kafka, link.limits, link.budget, frozenset(), link._on_topics)
+    assert limited.bucket is not None
+    partitions = follow(limited, 1)
+    with running(limited):
+        await until(lambda: limited.topics and limited.bucket is not None and limited.bucket.rate == 300)
+        partitions += follow(limited, 3)[1:]
+        assert limited.bucket.rate == 900
+        limited.unfollow(partitions[0])
+        limited.unfollow(partitions[1])
+        assert limited.bucket.rate == 600

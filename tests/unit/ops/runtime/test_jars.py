@@ -234,6 +234,18 @@ def test_no_hash_is_left_of_a_jar_that_is_not_pinned() -> None:
     assert set(names) == {name for pinned in SETS.values() for name in pinned.sha256}
 
 
+def test_the_kafka_is_the_newest_one_or_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jars, "fetch_jars", lambda wanted: [Path(wanted.name)])
+    monkeypatch.delenv("LOGFERRY_KAFKA_VERSION", raising=False)
+    assert [str(jar) for jar in jars.kafka_jars()] == ["kafka-4.3.1"]
+    monkeypatch.setenv("LOGFERRY_KAFKA_VERSION", "4.1")
+    assert [str(jar) for jar in jars.kafka_jars()] == ["kafka-4.1.2"]
+    assert [str(jar) for jar in jars.kafka_jars("4.2")] == ["kafka-4.2.2"]
+    monkeypatch.setenv("LOGFERRY_KAFKA_VERSION", "4.0")
+    with pytest.raises(CommandError, match=r"Kafka 4\.0: LOGFERRY_KAFKA_VERSION may be 4\.3, 4\.2, 4\.1"):
+        jars.kafka_jars()
+
+
 def test_the_jars_are_those_of_the_installed_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any patch of a minor version; the tested ones are those that pip may install."""
     monkeypatch.setattr(jars, "fetch_jars", lambda wanted: [Path(wanted.name)])

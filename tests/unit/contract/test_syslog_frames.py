@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logferry.gateway.contract.syslog_frames import Framer, host_of, is_blank, line_of
 from logferry.gateway.receivers.syslog import Datagrams, by_sender
-from logferry.gateway.receivers.syslog_frames import Framer, host_of, is_blank, line_of
 
 LIMIT = 100
 # Of RFC 5424 6.5 and RFC 3164 5.4.

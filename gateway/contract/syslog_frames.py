@@ -6,7 +6,6 @@ A message is recorded as it came, as one line: what would break the line is writ
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Final
 
 # RFC 5424 has a version after the priority, RFC 3164 a date without a year.
@@ -39,23 +38,25 @@ def host_of(message: bytes) -> str | None:
     return None if found is None or found[1] == b"-" else found[1].decode()
 
 
-@dataclass(slots=True)
 class Framer:
     """Cuts a stream into messages. Which framing a message has, its first byte says: a digit or not.
 
     ``limit``: a longer message is passed over and counted in ``too_long``. What is kept is at most that, and one read.
     """
 
-    limit: int
-    too_long: int = 0
-    _rest: bytearray = field(default_factory=bytearray)
-    # Of a message that is too long: bytes to pass over, -1: up to the next newline.
-    _skip: int = 0
+    __slots__ = ("_rest", "_skip", "limit", "too_long")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.too_long = 0
+        self._rest = bytearray()
+        self._skip = 0  # of a message that is too long: bytes to pass over, -1: up to the next newline
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that are complete now."""
         self._rest += data
-        found, at = list[bytes](), 0
+        found: list[bytes] = []
+        at = 0
         while at < len(self._rest):
             taken = self._pass_over(at) if self._skip else self._next(at, found)
             if taken is None:

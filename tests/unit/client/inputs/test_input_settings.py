@@ -1,0 +1,102 @@
+"""The tables ``[[inputs]]`` and the options for one input: what is taken, and what is refused, with its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.client.agent.config import Config, parse
+from logferry.client.agent.status import render_metrics
+
+BASE = ["--url", "http://g:1", "--topic", "t", "--host", "h"]
+
+
+def parsed(root: Path, *options: str, text: str = "") -> Config:
+    (root / "push.toml").write_text(text)
+    return parse([*BASE, "--state-dir", str(root / "state"), "--config", str(root / "push.toml"), *options])
+
+
+def test_options_name_one_input_each(tmp_path: Path) -> None:
+    config = parsed(tmp_path, "--stdin", "--source", "web1/program", "--attr", "a=b")
+    (group,) = config.files
+    assert (group.source, dict(group.attributes)) == ("web1/program", {"a": "b", "path": "stdin"})
+    assert group.patterns == (str(tmp_path / "state" / "spool" / "stdin.spool"),)
+    assert not config.has_files
+    config = parsed(tmp_path, "--stdin", "--journald", "--syslog", "tcp://h:1", "--syslog", "unix:///x", "/logs/*")
+    assert [each.kind for each in config.inputs] == ["stdin", "syslog", "journald"]
+    assert [group.source for group in config.files] == ["h:stdin", "h:syslog", "h:journald", ""]
+    assert [address.kind for address in config.inputs[1].listen] == ["tcp", "unix"]
+    assert config.has_files
+
+
+def test_tables_have_settings_of_their_own(tmp_path: Path) -> None:
+    text = """
+    record_start = '^x'
+    attributes = {env = "p"}
+    [[inputs]]
+    type = "journald"
+    name = "system"
+    topic = "system"
+    units = "ssh.service"
+    start = "end"
+    spool_bytes = 16777216
+    [[inputs]]
+    type = "stdin"
+    attributes = {a = "b"}
+    """
+    config = parsed(tmp_path, text=text)
+    journal, stdin = config.inputs
+    assert (journal.units, journal.from_end, journal.spool_bytes) == (("ssh.service",), True, 16 << 20)
+    first, second = config.files
+    assert (first.topic, first.source, first.record_start) == ("system", "h:system", None)
+    assert (second.topic, second.record_start is not None) == ("t", True)
+    assert dict(second.attributes) == {"env": "p", "a": "b", "path": "stdin"}
+    assert stdin.name == "stdin"
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "said"),
+    [
+        ([], "", "GLOB is required"),
+        (["--source", "x"], "", "--source"),
+        (["--stdin", "--journald", "--source", "x"], "", "--source"),
+        (["--once", "--journald"], "", "--once"),
+        (["--journald", "--line-bytes", "2000"], "", "line_bytes"),
+        (["--syslog", "x"], "", "--listen: 'x'"),
+        (["--stdin"], '[[inputs]]\ntype = "stdin"', "--stdin"),
+        ([], '[[inputs]]\ntype = "x"', "inputs[0].type: 'x'"),
+        ([], '[[inputs]]\ntype = "stdin"\nnosuch = 1', "inputs[0].nosuch"),
+        ([], '[[inputs]]\ntype = "stdin"\nlisten = "tcp://h:1"', "inputs[0].listen"),
+        ([], '[[inputs]]\ntype = "journald"\ncut_lines = true', "inputs[0].cut_lines"),
+        ([], '[[inputs]]\ntype = "journald"\nname = "../x"', "inputs[0].name"),
+        ([], '[[inputs]]\ntype = "journald"\nsource = ""', "inputs[0].source"),
+        ([], '[[inputs]]\ntype = "journald"\nstart = "middle"', "inputs[0].start"),
+        ([], '[[inputs]]\ntype = "journald"\nspool_bytes = 1', "inputs[0].spool_bytes"),
+        ([], '[[inputs]]\ntype = "syslog"', "inputs[0].listen"),
+        ([], '[[inputs]]\ntype = "syslog"\nlisten = "tls://h:1"', "inputs[0].cert_file"),
+        ([], '[[inputs]]\ntype = "syslog"\nlisten = "tls://h:1"\ncert_file = "/x"', "inputs[0].cert_file, key_file"),
+        (
+            [],
+            '[[inputs]]\ntype = "syslog"\nlisten = "tls://h:1"\ncert_file = "/nosuch"\nkey_file = "/nosuch"',
+            "inputs[0].cert_file, key_file, client_ca_file: No such file",
+        ),
+        ([], '[[inputs]]\ntype = "journald"\n[[inputs]]\ntype = "journald"', "same name"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    tmp_path: Path, options: list[str], text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parsed(tmp_path, *options, text=text)
+    assert said in capsys.readouterr().err
+
+
+def test_metrics_of_inputs() -> None:
+    counts: dict[str, Any] = {"messages": 3, "bytes": 40, "dropped": 1, "refused": 2}
+    row = {"name": "a", "type": "syslog", **counts, "spool_bytes": 5, "spool_limit_bytes": 6, "error": ""}
+    lines = render_metrics([], 0, {}, "g", [row]).splitlines()
+    assert 'logferry_push_input_dropped_total{input="a"} 1' in lines
+    assert "# TYPE logferry_push_input_messages_total counter" in lines
+    assert 'logferry_push_input_spool_limit_bytes{input="a"} 6' in lines
+    assert "logferry_push_input" not in "".join(render_metrics([], 0, {}, "g").splitlines())
