@@ -38,7 +38,7 @@ class Incarnation:
     ``copies``: so many sources more may begin behind what was sent. ``short_copies``: of these, so many may begin at 0.
     ``losses``: of power; each may cause another source. ``before``: what the file held when the power failed; up to
     ``common`` it has the same bytes. ``proven``: the client can know that it has these up to here. ``is_copy``: it is a
-    file that was made when the one that the client knew was copied and truncated.
+    file that was made when the one that the client knew was copied and truncated. ``is_found``: the client has seen that.
     """
 
     content: bytearray = field(default_factory=bytearray)
@@ -51,6 +51,7 @@ class Incarnation:
     common: int = 0
     proven: int = 0
     is_copy: bool = False
+    is_found: bool = False
 
 
 class Told(logging.Handler):
@@ -143,7 +144,7 @@ class ClientWorld:
             agent.centres.record(dc, pusher.probe(dc), self.now)
         agent.tick(self.now)
         for incarnation in self.at.values():
-            incarnation.seen = True
+            incarnation.seen = incarnation.is_found = True
 
     def step(self, room: int) -> bool:
         """One round of the main loop; False when there was nothing to send, or only heartbeats."""
@@ -295,7 +296,7 @@ class ClientWorld:
                 self.step(1)
         os.truncate(self.path(name), 0)
         self.at[copy], self.at[name] = incarnation, Incarnation(seen=incarnation.seen)
-        incarnation.seen, incarnation.is_copy = False, True
+        incarnation.seen, incarnation.is_copy, incarnation.is_found = False, True, False
         self.all.append(self.at[name])
 
     def expire(self) -> None:
@@ -319,8 +320,10 @@ class ClientWorld:
 
     def is_known(self, incarnation: Incarnation) -> bool:
         """Will the client find its file by the inode, in its folder under any name? That of a copy is a new one."""
-        if not incarnation.is_copy:
+        if not incarnation.is_copy or not self.recorded(incarnation):
             return bool(self.recorded(incarnation))
+        if not incarnation.is_found:
+            return False
         inodes = {path.stat().st_ino for path, each in self.unseen.items() if each is incarnation}
         checkpoint = self.client[1] if self.client else Checkpoint.open(self.root / "state")
         is_known = any(entry.inode in inodes for entry in checkpoint.entries.values())
