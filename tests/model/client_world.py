@@ -38,7 +38,7 @@ class Incarnation:
     ``copies``: so many sources more may begin behind what was sent. ``short_copies``: of these, so many may begin at 0.
     ``losses``: of power; each may cause another source. ``before``: what the file held when the power failed; up to
     ``common`` it has the same bytes. ``proven``: the client can know that it has these up to here. ``is_copy``: it is a
-    file that was made when the one that the client knew was copied and truncated. ``is_found``: the client has seen that.
+    file that was made when the one that the client knew was copied and truncated. ``is_found``: the client saw that.
     """
 
     content: bytearray = field(default_factory=bytearray)
@@ -251,9 +251,9 @@ class ClientWorld:
         return max((begin_of(s) + len(s.content()) for s in stored if fits(incarnation, s)), default=0)
 
     def line(self, size: int = 0, end: bytes = b"\n") -> bytes:
-        """Unlike all others, not UTF-8, with a NUL."""
+        """Unlike all others in each part, not UTF-8, with a NUL."""
         self.serial += 1
-        return b"%d\xff\x00%b" % (self.serial, b"." * size) + end
+        return b"%d\xff\x00%b" % (self.serial, (b"%d." % self.serial * size)[:size]) + end
 
     def write(self, path: Path, incarnation: Incarnation, text: bytes) -> None:
         with path.open("ab") as file:
@@ -288,7 +288,9 @@ class ClientWorld:
         shutil.copyfile(self.path(name), self.path(copy))
         if late:  # the client may see the copy while the original is whole
             incarnation.copies += 1
-            incarnation.short_copies += len(incarnation.content) < HEAD_BYTES
+            # Of a copy of a copy both are new to it.
+            is_known = incarnation.is_found or not incarnation.is_copy
+            incarnation.short_copies += len(incarnation.content) < HEAD_BYTES or not is_known
             for gateway in self.centres.of.values():
                 gateway.is_one_of_many = True
         for _ in range(late):
