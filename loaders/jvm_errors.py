@@ -43,7 +43,10 @@ _KINDS: Final = (
     # Spark retries what it can; data that only one executor had is lost with it.
     (r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd_\S+ not found|ExecutorLostFailure", ExecutorLost),
     (r"^(org\.apache\.kafka\.\S*|java\.util\.concurrent\.TimeoutException):", KafkaUnavailable),
-    (r"^(java\.io\.\w+|java\.nio\.file\.\w+|org\.apache\.hadoop\.\S+):", StorageUnavailable),
+    (
+        r"^(java\.(io|net|nio\.file|nio\.channels)\.\w+|javax\.net\.ssl\.\w+|org\.apache\.hadoop\.\S+):",
+        StorageUnavailable,
+    ),
 )
 
 

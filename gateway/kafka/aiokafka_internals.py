@@ -7,11 +7,13 @@ Connections of aiokafka leak and its shutdown may hang, so its clients are also 
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, errors
 from aiokafka.client import AIOKafkaClient, CoordinationType
+from aiokafka.cluster import ClusterMetadata as Cluster
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode
 from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -83,6 +85,20 @@ def take_over(connection: AIOKafkaConnection) -> tuple[dict[int, tuple[int, int]
     """
     connection._read_task.cancel()
     return connection._versions, connection._writer.transport
+
+
+class _NotOfKafkaItself(logging.Filter):
+    """Drops what aiokafka says of the rights to Kafka's own topics: they are named to it only so that it does not ask
+    for all topics, and their metadata is not used.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        is_of_kafka = any(isinstance(one, str) and one.startswith("__") for one in arguments)
+        return not (is_of_kafka and "not authorized" in str(record.msg))
+
+
+logging.getLogger(Cluster.__module__).addFilter(_NotOfKafkaItself())
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------

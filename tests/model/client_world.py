@@ -38,7 +38,7 @@ class Incarnation:
     ``copies``: so many sources more may begin behind what was sent. ``short_copies``: of these, so many may begin at 0.
     ``losses``: of power; each may cause another source. ``before``: what the file held when the power failed; up to
     ``common`` it has the same bytes. ``proven``: the client can know that it has these up to here. ``is_copy``: it is a
-    file that was made when the one that the client knew was copied and truncated.
+    file that was made when the one that the client knew was copied and truncated. ``is_found``: the client saw that.
     """
 
     content: bytearray = field(default_factory=bytearray)
@@ -51,6 +51,7 @@ class Incarnation:
     common: int = 0
     proven: int = 0
     is_copy: bool = False
+    is_found: bool = False
 
 
 class Told(logging.Handler):
@@ -143,7 +144,7 @@ class ClientWorld:
             agent.centres.record(dc, pusher.probe(dc), self.now)
         agent.tick(self.now)
         for incarnation in self.at.values():
-            incarnation.seen = True
+            incarnation.seen = incarnation.is_found = True
 
     def step(self, room: int) -> bool:
         """One round of the main loop; False when there was nothing to send, or only heartbeats."""
@@ -250,9 +251,9 @@ class ClientWorld:
         return max((begin_of(s) + len(s.content()) for s in stored if fits(incarnation, s)), default=0)
 
     def line(self, size: int = 0, end: bytes = b"\n") -> bytes:
-        """Unlike all others, not UTF-8, with a NUL."""
+        """Unlike all others in each part, not UTF-8, with a NUL."""
         self.serial += 1
-        return b"%d\xff\x00%b" % (self.serial, b"." * size) + end
+        return b"%d\xff\x00%b" % (self.serial, (b"%d." % self.serial * size)[:size]) + end
 
     def write(self, path: Path, incarnation: Incarnation, text: bytes) -> None:
         with path.open("ab") as file:
@@ -287,7 +288,9 @@ class ClientWorld:
         shutil.copyfile(self.path(name), self.path(copy))
         if late:  # the client may see the copy while the original is whole
             incarnation.copies += 1
-            incarnation.short_copies += len(incarnation.content) < HEAD_BYTES
+            # Of a copy of a copy both are new to it.
+            is_known = incarnation.is_found or not incarnation.is_copy
+            incarnation.short_copies += len(incarnation.content) < HEAD_BYTES or not is_known
             for gateway in self.centres.of.values():
                 gateway.is_one_of_many = True
         for _ in range(late):
@@ -295,7 +298,7 @@ class ClientWorld:
                 self.step(1)
         os.truncate(self.path(name), 0)
         self.at[copy], self.at[name] = incarnation, Incarnation(seen=incarnation.seen)
-        incarnation.seen, incarnation.is_copy = False, True
+        incarnation.seen, incarnation.is_copy, incarnation.is_found = False, True, False
         self.all.append(self.at[name])
 
     def expire(self) -> None:
@@ -319,8 +322,10 @@ class ClientWorld:
 
     def is_known(self, incarnation: Incarnation) -> bool:
         """Will the client find its file by the inode, in its folder under any name? That of a copy is a new one."""
-        if not incarnation.is_copy:
+        if not incarnation.is_copy or not self.recorded(incarnation):
             return bool(self.recorded(incarnation))
+        if not incarnation.is_found:
+            return False
         inodes = {path.stat().st_ino for path, each in self.unseen.items() if each is incarnation}
         checkpoint = self.client[1] if self.client else Checkpoint.open(self.root / "state")
         is_known = any(entry.inode in inodes for entry in checkpoint.entries.values())

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.protocol.metadata import MetadataResponse_v1
 from logferry.gateway.kafka import aiokafka_internals
 from logferry.gateway.kafka.aiokafka_internals import admin
 
@@ -206,3 +207,11 @@ def test_a_request_of_our_own_is_built_for_the_version_that_the_broker_knows() -
     Mine._CLASSES = (type("Old", (), {"API_VERSION": 3}), type("New", (), {"API_VERSION": 4}))
     assert Mine().prepare({99: (0, 3)}).API_VERSION == 3
     assert Mine().prepare({99: (0, 9)}).API_VERSION == 4
+
+
+def test_the_rights_to_topics_of_kafka_itself_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    answer = MetadataResponse_v1(
+        [(1, "127.0.0.1", 9092, None)], 1, [(29, "__consumer_offsets", True, []), (29, "dc1.a", False, [])]
+    )
+    aiokafka_internals.Cluster().update_metadata(answer)
+    assert [record.getMessage() for record in caplog.records] == ["Topic dc1.a is not authorized for this client"]

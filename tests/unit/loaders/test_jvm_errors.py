@@ -63,6 +63,12 @@ SORTED = {
     ),
     "no polling": (Thrown(SPARK, ("java.util.concurrent.TimeoutException", "Cannot fetch record")), KafkaUnavailable),
     "disk full": (Thrown(SPARK, ("java.io.IOException", "No space left on device")), StorageUnavailable),
+    # As a NameNode that ends leaves them, by the moment.
+    "reset": (Thrown(SPARK, ("java.net.SocketException", "Connection reset")), StorageUnavailable),
+    "not there": (Thrown(SPARK, ("java.net.ConnectException", "Connection refused")), StorageUnavailable),
+    "no name": (Thrown(SPARK, ("java.net.UnknownHostException", "namenode")), StorageUnavailable),
+    "closed": (Thrown(SPARK, ("java.nio.channels.ClosedChannelException", "")), StorageUnavailable),
+    "TLS cut": (Thrown(SPARK, ("javax.net.ssl.SSLException", "closed")), StorageUnavailable),
     "dead": (Py4JNetworkError("gone"), SparkUnavailable),
     "refused": (ConnectionRefusedError(), SparkUnavailable),
     "not foreseen": (Thrown(SPARK, ("java.lang.NullPointerException", "")), SparkFailed),
