@@ -230,13 +230,13 @@ class CompressedFile(ByteSource):
         self.end = end
         facts = os.fstat(file.fileno())
         self.key: FileKey = (facts.st_dev, facts.st_ino)
-        self._file = file
+        self._file, self._size = file, facts.st_size
 
     def close(self) -> None:
         self._file.close()
 
     def read(self, limit: int) -> bytes:
-        """Raises OSError for a file that is damaged."""
+        """Raises OSError for a file that is damaged, FileChanged for one that was written again in place."""
         return self._at(self.position, min(limit, self.end - self.position))
 
     def before(self, limit: int) -> bytes:
@@ -251,6 +251,8 @@ class CompressedFile(ByteSource):
 
     def _at(self, position: int, size: int) -> bytes:
         """Forwards is cheap; backwards starts again at the beginning."""
+        if os.fstat(self._file.fileno()).st_size != self._size:
+            raise FileChanged(f"{self.path} was written again in place")
         try:
             self._file.seek(position)
             return self._file.read(size)

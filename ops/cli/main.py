@@ -8,12 +8,15 @@ Exit status: 0 done, 1 the answer is no, 2 wrong use or configuration, 3 a requi
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib
 import itertools
+import logging
 import os
 import sys
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, NoReturn
 
 from logferry.gateway.contract.names import visible
 
@@ -61,6 +64,27 @@ COMMANDS = {
     "token": Command("logferry.gateway.token_command", "gateway", "create a token for the gateway", _OPERATORS),
     "completion": Command("logferry.ops.cli.completion", "", "print a completion script for bash, zsh or fish"),
 }
+
+
+def program() -> NoReturn:
+    """`main` as a process."""
+    ended: list[int] = []
+    atexit.register(_end, ended)  # the first one that is registered is the last one that is called
+    ended.append(main())
+    sys.exit(ended[0])
+
+
+def _end(ended: list[int]) -> None:
+    """Ends a process that used Arrow before Python takes itself down. Arrow's threads, which may still be reading ahead
+    or closing files, call Python for stores that Arrow does not know itself (Google's, HDFS): from then on that aborts
+    the process, and a command that did its work would end with SIGABRT.
+    """
+    if ended and "pyarrow" in sys.modules:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(ended[0])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -130,4 +154,4 @@ def _fail(text: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

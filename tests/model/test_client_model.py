@@ -210,7 +210,9 @@ class Files(RuleBasedStateMachine):
     def a_file_is_compressed(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.world.at)))
         path = self.world.path(name)
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+        packed = path.with_name(path.name + ".gz")
+        packed.unlink(missing_ok=True)  # as gzip does: a new file
+        packed.write_bytes(gzip.compress(path.read_bytes(), 1))
         self.world.goes(self.world.at.pop(name), in_folder=False)
         path.unlink()
 
