@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -47,11 +48,13 @@ class HdfsCluster:
             "hadoop.tmp.dir": f"{folder}/tmp",
         }
         self._settings = settings
+        self._data_ports: list[int] = []
         self._children = {NAME_NODE: self._node(NAME_NODE, folder, settings)}
         for number in range(data_nodes):
             name = DATA_NODE if not number else f"{DATA_NODE}{number + 1}"
             own = folder / f"data-node-{number + 1}"
             data, http, ipc = ports[3 * number : 3 * number + 3]
+            self._data_ports += [data, http]
             addresses = {
                 "dfs.datanode.data.dir": f"file://{own}/data",
                 "dfs.datanode.address": f"127.0.0.1:{data}",
@@ -108,5 +111,12 @@ class HdfsCluster:
                 beans = json.load(answer)["beans"]
         except (OSError, ValueError, KeyError):
             return False
-        count = len(self._children) - 1
-        return any(bean.get("NumLiveDataNodes") == count and bean.get("FSState") == "Operational" for bean in beans)
+        known = {"NumLiveDataNodes": len(self._children) - 1, "FSState": "Operational"}
+        are_known = any(known.items() <= bean.items() for bean in beans)
+        # The NameNode takes one that was killed for alive, for minutes.
+        return are_known and all(_listens(port) for port in self._data_ports)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
