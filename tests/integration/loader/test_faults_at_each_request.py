@@ -38,7 +38,7 @@ from logferry.loaders.runs.segment_check import notify_ready
 from logferry.loaders.runs.table_run import prepare
 from logferry.loaders.storage.claims import claim
 from logferry.loaders.storage.commit import DataFiles, commit_files, commit_rows
-from logferry.loaders.storage.files import delete_folder, list_files, read_text, write_text
+from logferry.loaders.storage.files import delete_folder, list_files, read_text, storage_errors, write_text
 from logferry.loaders.storage.ledger import Ledger, existing_table, last_batch, new_entry, read_ledger
 from logferry.loaders.storage.merge import Merge
 from logferry.loaders.storage.retention import compact
@@ -247,7 +247,9 @@ def is_told(tables: Tables) -> None:
 
 
 def note(tables: Tables) -> None:
-    write_text(tables.at.with_name("note"), str(tables.batch))
+    place = tables.at.with_name("note")
+    with storage_errors(f"{place} cannot be written"):  # as its callers do
+        write_text(place, str(tables.batch))
 
 
 def is_noted(tables: Tables) -> None:
