@@ -28,12 +28,12 @@ _BY_LEVEL = {
         file-limit nothing-matches file-gone source-over gateway-forgot nul-hole recut smaller gateway-away
         data-centre-left state-copied source-expired link-refused gateway-silent writer-unclosed token-unencrypted
         hbase-refused hbase-call-failed hbase-silent hbase-bulk-load hbase-table-missing
-        hbase-wal-cut hbase-wal-waits spool-cut spool-left
+        hbase-wal-cut hbase-wal-waits hbase-unreported spool-cut spool-left
     """,
     ERROR: """
         metrics-unusable file-missing file-unreadable deleted-dropped source-stopped refused gateway-timeout
         state-corrupt state-unusable state-write-failed credentials-unusable
-        hbase-not-recorded hbase-wal-gap hbase-wal-refused
+        hbase-not-recorded hbase-wal-gap hbase-wal-passed-over hbase-wal-refused
         spool-write-failed journal-ended journal-cursor-gone
     """,
 }

@@ -23,6 +23,7 @@ from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
 from logferry.client.hbase.frames import CallFailed, RemoteCall
 from logferry.client.hbase.master import HBaseMaster
 from logferry.client.hbase.metrics import Figures, render
+from logferry.client.hbase.progress import GatewayReports
 from logferry.client.hbase.server import CallRefused, PeerServer, ServerLimits
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import GatewayCluster
@@ -111,6 +112,10 @@ class Connector:
             self._register()
             log_event("hbase-serving", name=self.name, node=node, topic=self.definition.topic)
             ready(server.port)
+            reports = GatewayReports(
+                self.name, f"{self._advertise}:{server.port}", self._registry, self._cluster, self._dialer
+            )
+            threading.Thread(target=reports.run, args=(stop,), name="hbase-reports", daemon=True).start()
             self._watch(node, figures, stop)
         finally:
             stop.set()

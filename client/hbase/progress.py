@@ -1,23 +1,36 @@
 """How far HBase has shipped to a subscription: from ZooKeeper, and from the figures that region servers publish.
 
-Each fact is read at another moment, so they need not fit each other exactly.
+Each fact is read at another moment, so they need not fit each other exactly. One of the connectors, the first by name,
+reports them to the gateway, whose console shows them.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from logferry.client.events import log_event
 from logferry.client.hbase import messages
+from logferry.client.hbase.definition import PeerDefinition, Unfit
+from logferry.client.hbase.frames import CallFailed
+from logferry.client.hbase.master import ENABLED, HBaseMaster
 from logferry.client.hbase.messages import ForeignBytes
-from logferry.client.hbase.zookeeper import Registry
+from logferry.client.hbase.metrics import figures_of
+from logferry.client.hbase.zookeeper import Registry, Unanswered
+from logferry.client.transport.cluster import GatewayCluster
+from logferry.client.transport.connections import Connections, Dialer, NoResponse
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4 << 20
 _BEAN = "jmx?qry=Hadoop:service=HBase,name=RegionServer,sub=Replication"
 _PROTOBUF_MARK = b"PBUF"
+_LONG_CALL_S = 30
+REPORT_EVERY_S = 30.0
+_FIRST_REPORT_S = 5.0
+_MOST_TEXT = 2000
 
 
 class WalQueue(NamedTuple):
@@ -109,3 +122,129 @@ def _figures(server: str, port: int) -> tuple[dict[str, Any], str]:
             return (dict(beans[0]) if beans else {}), ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {}, f"{url} does not answer: {error}"
+
+
+# ---- the whole of a subscription ------------------------------------------------------------------------------------
+
+
+def listed(name: str, registry: Registry, peer: Any) -> dict[str, Any]:
+    """What `logferry hbase list` shows. ``peer``: of HBase, or None. Raises Unanswered, Unfit."""
+    definition = registry.definition(name)
+    state = "no peer in HBase" if peer is None else "active" if peer.state.state == ENABLED else "paused"
+    if peer is not None and not peer.config.serial:
+        state += ", but not serial: changes would be lost"
+    facts = definition._asdict() if definition else dict.fromkeys(PeerDefinition._fields, "") | {"tables": ()}
+    return {"name": name, "state": state, **facts, "connectors": registry.connectors(name)}
+
+
+def with_progress(one: dict[str, Any], registry: Registry) -> dict[str, Any]:
+    """``one``: as `listed`. Raises Unanswered."""
+    name = one["name"]
+    servers = servers_progress(registry, name)
+    figures = {connector: figures_of(note) for connector, note in registry.notes(name).items()}
+    problems = [f"the state is: {one['state']}"] if one["state"] != "active" else []
+    if not one["connectors"]:
+        problems.append("no connector runs: HBase keeps the changes; start `logferry hbase subscribe`")
+    problems += [f"{server.server}: {server.problem}" for server in servers if server.problem]
+    problems += [
+        f"{connector}: a call of HBase waits for {seconds} s; see the connector's log"
+        for connector, found in figures.items()
+        if (seconds := found.get("oldest_call_s", 0)) > _LONG_CALL_S
+    ]
+    return {
+        **one,
+        "connector_figures": figures,
+        "servers": [_server_shown(server) for server in servers],
+        # HBase before the gateway: what it has shipped was recorded before.
+        "pushed_seqnos": dict(sorted(pushed(registry, name))),
+        "problems": problems,
+    }
+
+
+def _server_shown(one: ServerProgress) -> dict[str, Any]:
+    queues = [
+        {"taken_over_from": queue.of, "wals": [{"wal": wal, "position": at} for wal, at in queue.wals]}
+        for queue in one.queues
+    ]
+    return {**one._asdict(), "queues": queues}
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def report_of(found: dict[str, Any], dc: str) -> dict[str, Any]:
+    """The body of ``PUT /v1/hbase/{name}``. ``found``: of `with_progress`. ``dc``: of the gateway."""
+    names = ("calls", "failed_calls", "chunks", "change_age_ms", "oldest_call_s", "waits")
+    connectors = [
+        {"connector": one, **{name: figures[name] for name in names if name in figures}}
+        for one in found["connectors"]
+        for figures in (found["connector_figures"].get(one, {}),)
+    ]
+    servers = []
+    for one in found["servers"]:
+        counts = {bool(queue["taken_over_from"]): 0 for queue in one["queues"]}
+        for queue in one["queues"]:
+            counts[bool(queue["taken_over_from"])] += len(queue["wals"])
+        figures = {name: one[name] for name in ("server", "shipped_operations", "age_ms", "oldest_wal_ms")}
+        problem = one["problem"][:_MOST_TEXT] or None
+        logs = {"logs": sum(counts.values()), "taken_over": counts.get(True, 0)}
+        servers.append({**figures, **logs, "problem": problem})
+    return {
+        "topics": [f"{dc}.{found['topic']}"],
+        "tables": list(found["tables"]),
+        "state": found["state"],
+        "every_s": REPORT_EVERY_S,
+        "connectors": connectors,
+        "servers": servers,
+        "problems": [one[:_MOST_TEXT] for one in found["problems"]],
+    }
+
+
+class GatewayReports:
+    """Of one connector, as ``HOST:PORT``, in a thread of its own. A gateway that refuses them, or is away, costs
+    reports and nothing else.
+    """
+
+    def __init__(self, name: str, connector: str, registry: Registry, cluster: GatewayCluster, dialer: Dialer) -> None:
+        self._name, self._connector, self._registry, self._cluster = name, connector, registry, cluster
+        self._connections = Connections(_TIMEOUT_S, dialer)
+        self._dc = ""
+        self._failure: str | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop`` is set."""
+        while not stop.wait(REPORT_EVERY_S if self._dc else _FIRST_REPORT_S):
+            self.report()
+        self._connections.close()
+
+    def report(self) -> None:
+        """If it is the first of the connectors."""
+        try:
+            if self._registry.connectors(self._name)[:1] != [self._connector]:
+                return
+            self._send()
+            self._failure = None
+        except (Unanswered, CallFailed, Unfit, NoResponse, ValueError, KeyError, TypeError) as error:
+            if self._failure is None:
+                log_event("hbase-unreported", reason=error)
+            self._failure = str(error)
+
+    def _send(self) -> None:
+        """Raises Unanswered, CallFailed, Unfit, NoResponse, ValueError."""
+        base = self._cluster.current_url()
+        headers = {"User-Agent": "logferry-hbase", **self._cluster.authorization(base)}
+        try:
+            if not self._dc:
+                self._dc = str(
+                    json.loads(self._connections.exchange(f"{base}/v1/caller", headers, None, "GET").body)["dc"]
+                )
+            peer = HBaseMaster(self._registry.master).peers().get(self._name)
+            found = with_progress(listed(self._name, self._registry, peer), self._registry)
+            body = json.dumps(report_of(found, self._dc)).encode()
+            headers["Content-Type"] = "application/json"
+            reply = self._connections.exchange(f"{base}/v1/hbase/{self._name}", headers, body, "PUT")
+        except NoResponse:
+            self._cluster.failed(base)
+            raise
+        if reply.status not in (200, 201):
+            raise ValueError(f"{base} answers {reply.status}: {reply.body[:300].decode('utf-8', 'replace')}")

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 # The names of the routes that change what belongs to others, or what is delivered to whom.
 ACTS: Final = frozenset(
     {
-        *("put_topic", "forget", "put_offsets", "delete_table"),
+        *("put_topic", "forget", "put_offsets", "delete_table", "delete_hbase_report"),
         *("put_subscription", "delete_subscription"),
         *("pause_subscription", "resume_subscription", "replay_subscription"),
     }

@@ -23,12 +23,16 @@ from logferry.gateway.api.status_schemas import Status as Status
 from logferry.gateway.api.subscription_schemas import SubscriptionDetails as SubscriptionDetails
 from logferry.gateway.api.subscription_schemas import SubscriptionsList as SubscriptionsList
 from logferry.gateway.api.subscription_schemas import SubscriptionSummary as SubscriptionSummary
+from logferry.gateway.reports.hbase import HBaseDescription as HBaseDescription
+from logferry.gateway.reports.hbase import HBaseList as HBaseList
+from logferry.gateway.reports.hbase import HBaseReport as HBaseReport
+from logferry.gateway.reports.hbase import HBaseSummary as HBaseSummary
+from logferry.gateway.reports.tables import TableDescription as TableDescription
+from logferry.gateway.reports.tables import TableReport as TableReport
+from logferry.gateway.reports.tables import TablesList as TablesList
+from logferry.gateway.reports.tables import TableSummary as TableSummary
 from logferry.gateway.subscriptions import PushSubscription as PushSubscription
 from logferry.gateway.subscriptions import Replay as Replay
-from logferry.gateway.tables.reports import TableDescription as TableDescription
-from logferry.gateway.tables.reports import TableReport as TableReport
-from logferry.gateway.tables.reports import TablesList as TablesList
-from logferry.gateway.tables.reports import TableSummary as TableSummary
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _Small = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -48,11 +48,11 @@ from logferry.gateway.receivers.lines import LinesApi
 from logferry.gateway.receivers.opentelemetry import OtlpApi
 from logferry.gateway.receivers.splunk import SplunkApi
 from logferry.gateway.receivers.syslog import SyslogServer
+from logferry.gateway.reports.routes import KINDS, ReportsApi
+from logferry.gateway.reports.tables import CONFIGS
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
 from logferry.gateway.subscriptions import StoredSubscription
-from logferry.gateway.tables.reports import CONFIGS, StoredReport, reports_topic
-from logferry.gateway.tables.routes import TablesApi
 from logferry.gateway.tls import load_certificate, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.compacted_store import CompactedStore, subscriptions_topic
@@ -115,9 +115,18 @@ async def _parts(
     appender = Appender(config, topics, ownership, forwarding, admission, quotas)
     topic = subscriptions_topic(config.prefix, config.dc)
     subscriptions = CompactedStore(kafka, topic, config.accept_weak_kafka, StoredSubscription.decode)
+    reports = [
+        ReportsApi(
+            kafka,
+            admission,
+            CompactedStore(
+                kafka, kind.topic(config.prefix, config.dc), config.accept_weak_kafka, kind.stored.decode, CONFIGS
+            ),
+            kind,
+        )
+        for kind in KINDS
+    ]
     subscriptions_api = SubscriptionsApi(config, kafka, admission, subscriptions)
-    tables_topic = reports_topic(config.prefix, config.dc)
-    reports = CompactedStore(kafka, tables_topic, config.accept_weak_kafka, StoredReport.decode, CONFIGS)
     routes = all_routes(
         gate,
         (
@@ -127,7 +136,7 @@ async def _parts(
             ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
             StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions, gate).add_to,
             subscriptions_api.add_to,
-            TablesApi(kafka, admission, reports).add_to,
+            *(one.add_to for one in reports),
             AdminLogApi(kafka, admin_log_topic(config.group)).add_to,
             HealthApi(ownership, REGISTRY).add_to,
             ConsoleApi().add_to,

@@ -49,8 +49,10 @@ def _add_write_options(parser: argparse.ArgumentParser) -> None:
 
 def add_tail_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--wals", type=Path, required=True, metavar="DIR", help="WALs in the folder of HBase")
-    add("--old-wals", type=Path, required=True, metavar="DIR", help="oldWALs in the folder of HBase")
+    add("--wals", required=True, metavar="DIR", help="WALs of HBase: a folder, or webhdfs://HOST:PORT[,HOST:PORT]/PATH")
+    add("--old-wals", required=True, metavar="DIR", help="oldWALs of HBase, in the same HDFS if that is a URL")
+    add("--hdfs-user", metavar="NAME", help="reads HDFS without security (default: the user of this process)")
+    add("--hdfs-token-file", type=Path, metavar="FILE", help="with a delegation token of HDFS")
     add(
         "--positions",
         type=Path,

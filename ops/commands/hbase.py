@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import os
 import signal
@@ -16,11 +17,12 @@ from logferry.client.events import set_up
 from logferry.client.hbase.connector import Connector
 from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
 from logferry.client.hbase.frames import CallFailed
-from logferry.client.hbase.master import ENABLED, HBaseMaster
-from logferry.client.hbase.metrics import figures_of
-from logferry.client.hbase.progress import ServerProgress, pushed, servers_progress
+from logferry.client.hbase.master import HBaseMaster
+from logferry.client.hbase.progress import listed, with_progress
 from logferry.client.hbase.server import ServerLimits
+from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.tail import TailOptions, tail_logs
+from logferry.client.hbase.wal.web_hdfs import is_url, web_hdfs
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import GatewayCluster, cluster_of
 from logferry.client.transport.connections import Dialer, proxies_of
@@ -56,7 +58,6 @@ Run it as a service, once. It exits with 1 if files of the log were gone before 
 """
 _EXAMPLES: Final = {"subscribe": _SUBSCRIBE_EXAMPLE, "tail": _TAIL_EXAMPLE}
 _MIB: Final = 1 << 20
-_LONG_CALL_S: Final = 30
 _SHOWN_REGIONS: Final = 10
 
 
@@ -185,9 +186,21 @@ def _tail(args: argparse.Namespace) -> int:
     _on_signal(lambda *_: stop.set())
     set_up(args.verbose)
     try:
-        return int(tail_logs(args.name, definition, (args.wals, args.old_wals), cluster, dialer, options, stop) > 0)
+        return int(tail_logs(args.name, definition, _log_folders(args), cluster, dialer, options, stop) > 0)
     except OSError as error:
         raise UsageError(str(error)) from None
+
+
+def _log_folders(args: argparse.Namespace) -> LogFolders:
+    """Raises UsageError."""
+    folders = [args.wals, args.old_wals]
+    if not any(map(is_url, folders)):
+        return LogFolders(LocalStore(), *folders)
+    try:
+        user = args.hdfs_user or getpass.getuser()
+        return LogFolders(*web_hdfs(folders, user, args.hdfs_token_file, Dialer(args.ca_file)))
+    except (ValueError, OSError, KeyError) as error:  # KeyError: the user of this process has no name
+        raise UsageError(f"--wals, --hdfs-user, --hdfs-token-file: {error}") from None
 
 
 def _list(args: argparse.Namespace, registry: Registry) -> int:
@@ -208,35 +221,16 @@ def _list(args: argparse.Namespace, registry: Registry) -> int:
 
 def _status(args: argparse.Namespace, registry: Registry) -> int:
     gateway = GatewayClient(args.url, token_of(args), args.ca_file) if args.url else None
-    found = [_with_progress(one, registry, gateway) for one in _all(registry)]
+    found = [_compared(one, registry, gateway) for one in _all(registry)]
     _print_status(found, args.json)
     return int(any(one["problems"] for one in found))
 
 
-def _with_progress(listed: dict[str, Any], registry: Registry, gateway: GatewayClient | None) -> dict[str, Any]:
-    """``listed``: the subscription as `logferry hbase list` shows it. Adds what is known of its progress."""
-    servers = servers_progress(registry, listed["name"])
-    figures = {connector: figures_of(note) for connector, note in registry.notes(listed["name"]).items()}
-    problems = [f"the state is: {listed['state']}"] if listed["state"] != "active" else []
-    if not listed["connectors"]:
-        problems.append("no connector runs: HBase keeps the changes; start `logferry hbase subscribe`")
-    problems += [f"{one.server}: {one.problem}" for one in servers if one.problem]
-    problems += [
-        f"{connector}: a call of HBase waits for {seconds} s; see the connector's log"
-        for connector, found in figures.items()
-        if (seconds := found.get("oldest_call_s", 0)) > _LONG_CALL_S
-    ]
-    # HBase first: what it has shipped was recorded before.
-    regions = dict(sorted(pushed(registry, listed["name"])))
-    recorded = {} if gateway is None else _recorded(gateway, listed["topic"], regions)
-    return {
-        **listed,
-        "connector_figures": figures,
-        "servers": [_server_shown(one) for one in servers],
-        "pushed_seqnos": regions,
-        "recorded_seqnos": recorded,
-        "problems": problems,
-    }
+def _compared(one: dict[str, Any], registry: Registry, gateway: GatewayClient | None) -> dict[str, Any]:
+    """``one``: the subscription as `logferry hbase list` shows it. Adds what is known of its progress."""
+    found = with_progress(one, registry)
+    regions = found["pushed_seqnos"]
+    return {**found, "recorded_seqnos": {} if gateway is None else _recorded(gateway, one["topic"], regions)}
 
 
 def _recorded(gateway: GatewayClient, topic: str, regions: Container[str]) -> dict[str, int]:
@@ -250,14 +244,6 @@ def _recorded(gateway: GatewayClient, topic: str, regions: Container[str]) -> di
                 found[source["source_id"]] = source["recorded_seqno"]
         after = page["next"]
     return found
-
-
-def _server_shown(one: ServerProgress) -> dict[str, Any]:
-    queues = [
-        {"taken_over_from": queue.of, "wals": [{"wal": wal, "position": at} for wal, at in queue.wals]}
-        for queue in one.queues
-    ]
-    return {**one._asdict(), "queues": queues}
 
 
 def _print_status(found: Sequence[dict[str, Any]], as_json: bool) -> None:
@@ -318,16 +304,7 @@ def _figures_shown(server: dict[str, Any]) -> str:
 
 def _all(registry: Registry) -> list[dict[str, Any]]:
     peers = HBaseMaster(registry.master).peers()
-    return [_listed(name, registry, peers.get(name)) for name in registry.names()]
-
-
-def _listed(name: str, registry: Registry, peer: Any) -> dict[str, Any]:
-    definition = registry.definition(name)
-    state = "no peer in HBase" if peer is None else "active" if peer.state.state == ENABLED else "paused"
-    if peer is not None and not peer.config.serial:
-        state += ", but not serial: changes would be lost"
-    facts = definition._asdict() if definition else dict.fromkeys(PeerDefinition._fields, "") | {"tables": ()}
-    return {"name": name, "state": state, **facts, "connectors": registry.connectors(name)}
+    return [listed(name, registry, peers.get(name)) for name in registry.names()]
 
 
 def _pause(args: argparse.Namespace, registry: Registry) -> int:

@@ -146,7 +146,7 @@ def _pyspark_version() -> str:
 
 def hdfs_jars() -> list[Path]:
     """The servers of HDFS, and what they need of pyspark's jars. Raises Unavailable."""
-    return [*fetch_jars(HDFS), *sorted(_pyspark_jars())]
+    return [*fetch_jars(HDFS), *fetch_jars(SETS["hdfs_web"]), *sorted(_pyspark_jars())]
 
 
 def yarn_jars() -> list[Path]:
@@ -154,11 +154,11 @@ def yarn_jars() -> list[Path]:
     return [*hdfs_jars(), *fetch_jars(SETS["yarn"])]
 
 
-def hbase_jars(version: str = "2.6") -> list[Path]:
-    """ZooKeeper and HBase, servers and client, for tests and the demo. ``version``: of `HBASE_VERSIONS`. Raises
-    Unavailable.
+def hbase_jars(version: str = "2.6", *, hdfs: bool = False) -> list[Path]:
+    """ZooKeeper and HBase, servers and client, for tests and the demo. ``version``: of `HBASE_VERSIONS`. ``hdfs``: its
+    files are there. Raises Unavailable.
     """
-    jars = fetch_jars(SETS["hbase"])
+    jars = [*fetch_jars(SETS["hbase"]), *(fetch_jars(SETS["hbase_hdfs"]) if hdfs else [])]
     name = HBASE_VERSIONS[version]
     if name == "hbase":
         return jars

@@ -74,6 +74,7 @@ class HBaseCluster:
         self.zookeeper = f"127.0.0.1:{self._zookeeper_port}"
         self.names = [f"region-server-{number + 1}" for number in range(servers)]
         self._info_ports: dict[str, int] = {}
+        self._own: dict[str, Mapping[str, str]] = {}
         self.children: dict[str, Child] = {}
         self._settings = {**self._common(), **(settings or {})}
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +121,11 @@ class HBaseCluster:
     def restart(self, name: str) -> None:
         """Restarts a process on its data and ports. `wait_ready` waits for it."""
         self.children[name].restart()
+
+    def configure(self, name: str, settings: Mapping[str, str]) -> None:
+        """Adds settings to those of a process, from its next start on."""
+        self._own[name] = {**self._own[name], **settings}
+        self._configure(self._folder / name, self._own[name])
 
     def wait_ready(self, servers: int | None = None) -> None:
         """Returns when the master works, with this number of region servers (None: all). Raises Unavailable."""
@@ -175,6 +181,7 @@ class HBaseCluster:
         }
 
     def _add(self, name: str, own: Mapping[str, str], *arguments: str) -> None:
+        self._own[name] = own
         self._configure(self._folder / name, own)
         main, heap = _MAIN.get(name, _REGION_SERVER), _HEAPS.get(name, _REGION_SERVER_HEAP)
         self.children[name] = Child(name, self._java(name, heap, main, *arguments), self._folder / f"{name}.log")
@@ -190,7 +197,8 @@ class HBaseCluster:
         (folder / "log4j.properties").write_text(_LOGGING, encoding="utf-8")
 
     def _java(self, name: str, heap: str, *arguments: str) -> list[str]:
-        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version))])
+        is_hdfs = self._settings["hbase.rootdir"].startswith("hdfs:")
+        jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version, hdfs=is_hdfs))])
         opened = [option for package in _OPENED for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
         jvm = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
         quiet = ["-XX:-UsePerfData", "-Djava.awt.headless=true", "-Dzookeeper.admin.enableServer=false"]

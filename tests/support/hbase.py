@@ -29,7 +29,7 @@ import msgpack
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from logferry.client.hbase.cells import TYPES
-from logferry.gateway.contract.chunk import chunk_of_record
+from logferry.gateway.contract.chunk import Chunk, chunk_of_record
 from logferry.ops.runtime.java import find_java
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 from logferry.ops.stack.processes import Child
@@ -133,12 +133,12 @@ def scanned(hbase: HBaseCluster, table: str, folder: Path, command: str = "scan"
     return found
 
 
-async def stored(bootstrap: str, topic: str) -> list[Written]:
-    """Everything that is committed, partition by partition."""
+async def stored(bootstrap: str, topic: str) -> list[tuple[int, str, Chunk]]:
+    """Partition, source and chunk of everything that is committed, partition by partition."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
     )
-    found: dict[int, list[Written]] = {}
+    found: list[tuple[int, str, Chunk]] = []
     try:
         await consumer.start()
         consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
@@ -147,12 +147,10 @@ async def stored(bootstrap: str, topic: str) -> list[Written]:
             for place, records in (await consumer.getmany(timeout_ms=500)).items():
                 for record in records:
                     chunk = chunk_of_record(record.value or b"", record.headers)
-                    is_packed = chunk.attributes.get("format") == "msgpack"
-                    lines = written(record.key.decode(), chunk.seqno, chunk.data, place.partition, is_packed=is_packed)
-                    found.setdefault(place.partition, []).extend(lines)
+                    found.append((place.partition, record.key.decode(), chunk))
     finally:
         await consumer.stop()
-    return [one for number in sorted(found) for one in found[number]]
+    return sorted(found, key=lambda one: one[0])
 
 
 def written(source_id: str, seqno: int, data: bytes, partition: int, *, is_packed: bool = False) -> Iterator[Written]:
@@ -173,7 +171,15 @@ def bytes_of(document: dict[str, Any], name: str) -> bytes:
 
 
 def chunks_of(bootstrap: str, topic: str) -> list[Written]:
-    return asyncio.run(stored(bootstrap, topic))
+    return [
+        line
+        for partition, source_id, chunk in asyncio.run(stored(bootstrap, topic))
+        for line in written(source_id, chunk.seqno, chunk.data, partition, is_packed=is_packed(chunk))
+    ]
+
+
+def is_packed(chunk: Chunk) -> bool:
+    return chunk.attributes.get("format") == "msgpack"
 
 
 # ---- the judge ------------------------------------------------------------------------------------------------------

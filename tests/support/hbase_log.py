@@ -18,9 +18,11 @@ from typing import NamedTuple
 from logferry.client.hbase.cells import MARK_FAMILY, CellBlock
 from logferry.client.hbase.wal.entries import LogEnd, LogEntry, end_of_header, entry_at
 from logferry.client.hbase.wal.file_names import log_file
+from logferry.ops.stack.hbase_cluster import HBaseCluster
 from logferry.ops.stack.processes import Child
 
-from tests.support.hbase import Change, Written
+from tests.support.gateway import Gateway
+from tests.support.hbase import Change, Written, chunks_of, judge, scanned, wait_shipped
 
 _PATIENCE_S = 120.0
 _STOP_S = 40.0
@@ -83,11 +85,11 @@ def compare(found: Sequence[Written], log: set[Logged]) -> None:
 
 
 class HBaseTail:
-    """``logferry hbase tail``: a process that tests kill and restart. ``data``: the folder with WALs and oldWALs."""
+    """``logferry hbase tail``: a process that tests kill and restart. ``root``: the folder with WALs and oldWALs."""
 
-    def __init__(self, data: Path, urls: Sequence[str], topic: str, log: Path, tables: Sequence[str], *more: str):
+    def __init__(self, root: str | Path, urls: Sequence[str], topic: str, log: Path, tables: Sequence[str], *more: str):
         tail = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", "tail", topic, "--topic", topic]
-        tail += ["--wals", str(data / "WALs"), "--old-wals", str(data / "oldWALs"), "--tables", *tables, *more]
+        tail += ["--wals", f"{root}/WALs", "--old-wals", f"{root}/oldWALs", "--tables", *tables, *more]
         self.child = Child(f"tail of {topic}", [*tail, *(f"--url={url}" for url in urls)], log)
 
     def start(self) -> HBaseTail:
@@ -109,3 +111,37 @@ class HBaseTail:
             assert self.child.running, f"it ended\n{self.child.log_tail()}"
             assert time.monotonic() < deadline, f"no {text!r} within {_PATIENCE_S} s\n{self.child.log_tail()}"
             time.sleep(0.05)
+
+
+class LoggedLoad:
+    """Tables of an HBase of their own, and what is written to them."""
+
+    def __init__(self, hbase: HBaseCluster, folder: Path, workers: Gateway) -> None:
+        self.hbase, self.folder, self.workers = hbase, folder, workers
+        self.tables = ["first", "second"]
+        for table in self.tables:
+            hbase.shell(f"create {table} d 0 4")
+
+    def tail(self, topic: str, *more: str) -> HBaseTail:
+        return HBaseTail(self.hbase.data, self.workers.urls, topic, self.folder / f"{topic}.log", self.tables, *more)
+
+    def regions(self, table: str) -> list[str]:
+        return [one.partition("@")[0] for one in self.hbase.shell(f"regions {table}").split()]
+
+    def more(self, count: int) -> None:
+        """Returns when so many more changes were written."""
+        self.hbase.shell(f"until {int(self.hbase.shell('written')) + count}")
+
+    def roll(self) -> None:
+        for server in self.hbase.shell("servers").split():
+            self.hbase.shell(f"roll {server}")
+
+    def wait(self, topic: str) -> None:
+        wait_shipped(self.hbase, self.workers.kafka.bootstrap, f"dc1.{topic}", self.tables, self.folder)
+
+    def check(self, topic: str) -> int:
+        """How many changes the topic has."""
+        found = chunks_of(self.workers.kafka.bootstrap, f"dc1.{topic}")
+        judge(found, {table: scanned(self.hbase, table, self.folder) for table in self.tables})
+        compare(found, logged(self.hbase.data, self.tables))
+        return len(found)

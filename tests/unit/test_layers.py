@@ -30,14 +30,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway.lanes": ("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
     "gateway.reading": ("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
     "gateway.http": ("gateway", "gateway.access", "gateway.contract"),
-    "gateway.tables": (
+    "gateway.reports": (
         *("gateway", "gateway.access", "gateway.contract", "gateway.kafka", "gateway.topics", "gateway.http"),
     ),
     "gateway.admin_log": (
         *("gateway", "gateway.access", "gateway.contract", "gateway.kafka", "gateway.topics", "gateway.http"),
     ),
     "gateway.api": (
-        *("gateway", "gateway.access", "gateway.admin_log", "gateway.contract", "gateway.kafka", "gateway.tables"),
+        *("gateway", "gateway.access", "gateway.admin_log", "gateway.contract", "gateway.kafka", "gateway.reports"),
         *("gateway.topics", "gateway.lanes", "gateway.reading", "gateway.http"),
     ),
     "gateway.console": ("gateway", "gateway.http"),
@@ -48,7 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gateway.service": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
         *("gateway.lanes", "gateway.reading", "gateway.http", "gateway.api", "gateway.receivers"),
-        *("gateway.access", "gateway.admin_log", "gateway.console", "gateway.tables"),
+        *("gateway.access", "gateway.admin_log", "gateway.console", "gateway.reports"),
     ),
     "gateway.delivery": (
         *("gateway", "gateway.contract", "gateway.kafka", "gateway.topics"),
@@ -147,7 +147,13 @@ PURE = (
         "gateway.reading.formats",
     ),
     "gateway.limits",
-    *("gateway.subscriptions", "gateway.tables.reports", "gateway.delivery.batch", "gateway.delivery.progress"),
+    *(
+        "gateway.subscriptions",
+        "gateway.reports.tables",
+        "gateway.reports.hbase",
+        "gateway.delivery.batch",
+        "gateway.delivery.progress",
+    ),
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.hbase_events"),
     *("client.inputs.syslog_message", "client.inputs.journal_export"),

@@ -133,19 +133,28 @@ def _end_of_cells(data: memoryview, at: int, count: int) -> int | None:
     return at if at <= length else None
 
 
+def is_mark(entry: LogEntry) -> bool:
+    """Whether it holds no change of a table: HBase writes marks of one cell into its log."""
+    cells = entry.cells
+    if entry.cell_count != 1:
+        return entry.cell_count == 0
+    row_end = _row_end(cells)
+    return bytes(cells[row_end : row_end + 1 + len(MARK_FAMILY)]) == bytes([len(MARK_FAMILY)]) + MARK_FAMILY
+
+
+def _row_end(cells: memoryview) -> int:
+    return 14 + int.from_bytes(cells[12:14], "big")
+
+
 def region_event(entry: LogEntry) -> RegionEvent | None:
     """None: the entry is no mark of a region that is opened or closed. Raises ForeignBytes."""
     cells = entry.cells
-    if entry.cell_count != 1:
+    if not entry.cell_count or not is_mark(entry):
         return None
-    key_size, value_size = struct.unpack_from(">ii", cells, 4)
-    row_end = 14 + int.from_bytes(cells[12:14], "big")
-    family = row_end + 1
-    qualifier = family + len(MARK_FAMILY)
-    if bytes(cells[row_end:qualifier]) != bytes([len(MARK_FAMILY)]) + MARK_FAMILY:
-        return None
+    qualifier = _row_end(cells) + 1 + len(MARK_FAMILY)
     if bytes(cells[qualifier : qualifier + len(_REGION_EVENT)]) != _REGION_EVENT:
         return None
+    key_size, value_size = struct.unpack_from(">ii", cells, 4)
     value = cells[12 + key_size : 12 + key_size + value_size]
     found = messages.parse("RegionEventDescriptor", value)
     return RegionEvent(found.event_type == _CLOSED, found.log_sequence_number, found.region_name)

@@ -12,6 +12,8 @@ import re
 from typing import NamedTuple
 
 _NAME = re.compile(r"(?P<log>[^/]+%2C\d+%2C\d+(?:\.[^/]+?)?)\.(?P<number>\d{10,})\Z")
+# Of hbase:meta, of the master's own region, and of the procedures of an HBase before 2.3.
+_WITHOUT_TABLES = re.compile(r".*\.meta\Z|.*\$masterlocalwal\$\Z|pv2-\d+\.log\Z")
 
 
 class WalFile(NamedTuple):
@@ -24,8 +26,13 @@ class WalFile(NamedTuple):
 
 
 def log_file(name: str, path: str, is_closed: bool) -> WalFile | None:
-    """None: a file that holds no table's changes, as the logs of hbase:meta (``….meta``) and of the master's own
-    region (``…$masterlocalwal$``).
-    """
+    """None: a file of another kind."""
     match = _NAME.match(name)
     return WalFile(match["log"], int(match["number"]), path, is_closed) if match else None
+
+
+def has_no_tables(name: str) -> bool:
+    """Whether a file of another kind is known to hold no changes of users' tables. Logs of synchronous replication
+    (``….syncrep``) hold some.
+    """
+    return _WITHOUT_TABLES.match(name) is not None

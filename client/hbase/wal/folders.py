@@ -1,7 +1,8 @@
 """The folders of HBase's write-ahead logs: ``WALs``, with a folder for each region server, and ``oldWALs``.
 
 A file moves from a server's folder to ``oldWALs``, and the folder of a dead server is renamed, also while they are
-listed. ``WALs`` is listed first: so a file that moves meanwhile is seen twice, and the later place counts.
+listed. ``WALs`` is listed first: so a file that moves meanwhile is seen twice, and the later place counts. With
+``hbase.separate.oldlogdir.by.regionserver``, ``oldWALs`` has a folder for each server, too.
 """
 
 from __future__ import annotations
@@ -9,39 +10,89 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from logferry.client.hbase.wal.file_names import WalFile, log_file
+from logferry.client.hbase.definition import Unfit
+from logferry.client.hbase.wal.file_names import WalFile, has_no_tables, log_file
 
 _LIST_ATTEMPTS = 5
 
 
-class LogFolders(Protocol):
-    """Raises OSError; FileNotFoundError where a file is no longer at its path."""
+class FolderEntry(NamedTuple):
+    name: str
+    is_folder: bool
 
-    def files(self) -> list[WalFile]:
-        """All that were there at one time during the call, each once."""
+
+class FileStore(Protocol):
+    """Raises OSError; FileNotFoundError where something is no longer at its path."""
+
+    def entries(self, folder: str) -> list[FolderEntry]: ...
 
     def read(self, path: str, at: int, size: int) -> bytes:
-        """Fewer bytes where the file ends."""
+        """Fewer bytes where the file ends now, none behind its end."""
+
+    def is_all(self, path: str, size: int) -> bool:
+        """Whether the file has no more than these bytes, and none will come."""
+
+    def check(self, folder: str) -> None:
+        """Raises Unfit for what is no folder, or may not be read; a store that does not answer is waited for."""
 
 
-class LocalFolders:
-    """On this machine, or mounted."""
+class LogFolders:
+    """``wals``, ``old_wals``: in the store. ``passed_over``: the names of files of another kind that were met, which
+    may hold changes of tables.
+    """
 
-    def __init__(self, wals: Path, old_wals: Path) -> None:
-        self._wals, self._old_wals = wals, old_wals
+    def __init__(self, store: FileStore, wals: str, old_wals: str) -> None:
+        self._store, self._wals, self._old_wals = store, wals, old_wals
+        self.read, self.is_all = store.read, store.is_all
+        self.passed_over: set[str] = set()
+
+    def check(self) -> None:
+        """Raises Unfit."""
+        for folder in (self._wals, self._old_wals):
+            self._store.check(folder)
 
     def files(self) -> list[WalFile]:
+        """All that were there at one time during the call, each once. Raises OSError."""
         for attempt in range(_LIST_ATTEMPTS):
             try:
-                found = list(self._live())
+                found = list(self._under(self._wals, False))
                 break
             except FileNotFoundError:  # a server's folder was renamed
                 if attempt + 1 == _LIST_ATTEMPTS:
                     raise
-        found += self._in(self._old_wals, True)
+        found += self._under(self._old_wals, True)
         return list({(one.log, one.number): one for one in found}.values())
+
+    def _under(self, folder: str, is_closed: bool, is_server: bool = False) -> Iterator[WalFile]:
+        for one in self._store.entries(folder):
+            path = f"{folder}/{one.name}"
+            if one.is_folder:
+                if not is_server:
+                    yield from self._of_server(path, is_closed)
+                continue
+            # The size is not asked for: a file may be gone already, and one that grows is read to its end.
+            found = log_file(one.name, path, is_closed)
+            if found is not None:
+                yield found
+            elif not has_no_tables(one.name):
+                self.passed_over.add(one.name)
+
+    def _of_server(self, folder: str, is_closed: bool) -> Iterator[WalFile]:
+        try:
+            yield from self._under(folder, is_closed, is_server=True)
+        except FileNotFoundError:
+            if not is_closed:  # in oldWALs, HBase's cleaner removes a folder that is empty
+                raise
+
+
+class LocalStore:
+    """On this machine, or mounted."""
+
+    def entries(self, folder: str) -> list[FolderEntry]:
+        with os.scandir(folder) as found:
+            return [FolderEntry(one.name, one.is_dir()) for one in found]
 
     def read(self, path: str, at: int, size: int) -> bytes:
         with Path(path).open("rb", buffering=0) as file:
@@ -51,17 +102,9 @@ class LocalFolders:
                 data += piece
             return bytes(data)
 
-    def _live(self) -> Iterator[WalFile]:
-        with os.scandir(self._wals) as servers:
-            paths = [one.path for one in servers if one.is_dir()]
-        for path in paths:
-            yield from self._in(Path(path), False)
+    def is_all(self, path: str, size: int) -> bool:
+        return Path(path).stat().st_size <= size
 
-    @staticmethod
-    def _in(folder: Path, is_closed: bool) -> Iterator[WalFile]:
-        with os.scandir(folder) as files:
-            for one in files:
-                # The size is not asked for: a file may be gone already, and one that grows is read to its end.
-                found = log_file(one.name, one.path, is_closed)
-                if found is not None:
-                    yield found
+    def check(self, folder: str) -> None:
+        if not Path(folder).is_dir():
+            raise Unfit(f"{folder} is no folder: name WALs and oldWALs of HBase (hbase.rootdir, hbase.wal.dir)")

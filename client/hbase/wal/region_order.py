@@ -45,7 +45,8 @@ _BEHIND_ALL = Place(1 << 63, 0)
 @dataclass(eq=False)
 class RegionRun:
     """``opened``: the sequence id of the mark; None: no mark was met. ``start``, ``region_id``: the first row of the
-    region, and when it was made, where a mark names them. ``first_time``, ``last_time``: by the server's clock, in
+    region, and when it was made, where a mark names them. ``last_change``: the sequence id of the last entry that is no
+    mark. ``first_time``, ``last_time``: by the server's clock, in
     milliseconds. ``waits``: the runs to be passed before.
     """
 
@@ -59,6 +60,7 @@ class RegionRun:
     met_in: int
     first_time: int
     last_time: int
+    last_change: int = 0
     opened: int | None = None
     start: bytes | None = None
     region_id: int | None = None
@@ -68,7 +70,9 @@ class RegionRun:
 
 
 class MissingIds(NamedTuple):
-    """A region was opened with the sequence id ``before``, and what was met of it until then ends with ``after``."""
+    """A region was opened with the sequence id ``before``, and what was met of it until then ends with ``after``. Where
+    that is not lower, HBase has given sequence ids a second time: those of edits that it never acknowledged, and lost.
+    """
 
     region: str
     after: int
@@ -83,7 +87,9 @@ class RegionOrder:
     def __init__(self, last_ids: Mapping[str, int] | None = None) -> None:
         self.round = 0
         self._before = dict(last_ids or {})
-        self._last_ids: dict[str, int] = {}  # of runs that are forgotten, so passed
+        # Of runs that are forgotten, so passed: the last id, and that of the last change with its log.
+        self._last_ids: dict[str, int] = {}
+        self._last_changes: dict[str, tuple[int, str]] = {}
         self._by_region: dict[str, list[RegionRun]] = {}
         self._open: dict[tuple[str, str], RegionRun] = {}
         self._unsettled: list[RegionRun] = []
@@ -110,12 +116,23 @@ class RegionOrder:
             before = earlier if known else self._parents(run)
             run.waits = [one for one in before if not self._is_passed(one)]
             run.is_settled = True
+            missing += self._given_twice(run, earlier)
             known = max(known, self._before.get(run.region, 0))
             if run.opened is not None and 0 < known < run.opened - 1:
                 missing.append(MissingIds(run.region, known, run.opened))
         self._unsettled = unsettled
         self._forget()
         return missing
+
+    def _given_twice(self, run: RegionRun, earlier: list[RegionRun]) -> list[MissingIds]:
+        """A server that dies may leave edits in its log that are there on some DataNodes alone: HDFS then drops them.
+        In one log, entries are written a second time where its file broke.
+        """
+        changes = [(one.last_change, one.log) for one in earlier]
+        if run.region in self._last_changes:
+            changes.append(self._last_changes[run.region])
+        last = max((change for change, log in changes if log != run.log), default=0)
+        return [MissingIds(run.region, last, run.opened)] if run.opened is not None and last >= run.opened else []
 
     def last_ids(self) -> dict[str, int]:
         """Of each region that was met, also by the earlier process."""
@@ -125,8 +142,8 @@ class RegionOrder:
             found[region] = max([found.get(region, 0), self._last_ids.get(region, 0), *lasts])
         return found
 
-    def note(self, log: str, place: Place, entry: LogEntry, event: RegionEvent | None) -> None:
-        """An entry of a table that is wanted."""
+    def note(self, log: str, place: Place, entry: LogEntry, event: RegionEvent | None, is_change: bool = True) -> None:
+        """An entry of a table that is wanted. ``is_change``: it is no mark."""
         run = self._open.get((log, entry.region))
         if run is None or (event is not None and not event.is_close):
             run = RegionRun(
@@ -146,6 +163,8 @@ class RegionOrder:
             self._unsettled.append(run)
         run.last = place
         run.last_id = max(run.last_id, entry.sequence_id)
+        if is_change:
+            run.last_change = max(run.last_change, entry.sequence_id)
         run.last_time = entry.write_time
         run.is_closed = event is not None and event.is_close
         if event is not None:
@@ -224,8 +243,10 @@ class RegionOrder:
         """Runs that are passed and will not grow."""
         for region, runs in list(self._by_region.items()):
             kept = [one for one in runs if self._is_growing(one) or not one.is_settled or not self._is_passed(one)]
-            gone = [one.last_id for one in runs if one not in kept]
-            self._last_ids[region] = max([self._last_ids.get(region, 0), *gone])
+            gone = [one for one in runs if one not in kept]
+            self._last_ids[region] = max([self._last_ids.get(region, 0), *(one.last_id for one in gone)])
+            changes = [(one.last_change, one.log) for one in gone]
+            self._last_changes[region] = max([self._last_changes.get(region, (0, "")), *changes])
             if kept:
                 self._by_region[region] = kept
             else:

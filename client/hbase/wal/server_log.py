@@ -1,8 +1,9 @@
 """One log of a region server, file by file: indexed to its present end, and written behind that.
 
 A file is *ended* when nothing more can come: its trailer was read; or it lies in ``oldWALs``; or the next file of the
-log had an entry before the read: HBase writes there once everything in the file before is on disk. What is then left
-without being a whole entry, HBase never acknowledged.
+log had an entry before the read: HBase writes there once everything in the file before is on disk. Without a trailer,
+the file must also be closed where it lies, and read to its end. What is then left without being a whole entry, HBase
+never acknowledged.
 
 A damaged file, or one of another kind, ends nothing: the log waits, and its file is read again in each round.
 """
@@ -94,9 +95,12 @@ class ServerLog:
         self.indexed = Place(file.number, reader.at)
         if not reader.is_ended and not is_final:
             return
-        if not reader.is_ended and reader.rest:
+        if not reader.is_ended:
             if reader.rest.endswith(entries.END_MAGIC):
                 raise ForeignBytes(f"it is whole, but what begins at byte {reader.at} is no entry")
+            if not self._folders.is_all(file.path, reader.at + len(reader.rest)):
+                raise OSError(f"{file.path} is not closed, or was not shown to its end")
+        if not reader.is_ended and reader.rest:
             log_event("hbase-wal-cut", file=file.path, at=reader.at, left_out_bytes=len(reader.rest))
         self._ends[file.number] = reader.at
         self.indexed = Place(file.number + 1, 0)

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from logferry.client.events import log_event
 from logferry.client.hbase.cells import CellBlock
 from logferry.client.hbase.changes import CellFilter, EditKey, RegionChunk, chunks_of_edit
-from logferry.client.hbase.definition import PeerDefinition, Unfit
+from logferry.client.hbase.definition import PeerDefinition
 from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
 from logferry.client.hbase.messages import ForeignBytes
-from logferry.client.hbase.wal.entries import LogEntry, region_event
+from logferry.client.hbase.wal.entries import LogEntry, is_mark, region_event
 from logferry.client.hbase.wal.file_names import WalFile
-from logferry.client.hbase.wal.folders import LocalFolders, LogFolders
+from logferry.client.hbase.wal.folders import LogFolders
 from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
 from logferry.client.hbase.wal.recorded import RecordedIds
 from logferry.client.hbase.wal.region_order import Place, RegionOrder
@@ -62,7 +62,7 @@ class _Part(NamedTuple):
 
 
 class LogTail:
-    """``gaps``: files that were lost, or were never met. ``chunks``: recorded so far, with duplicates."""
+    """``gaps``: files that were lost, never met, or passed over. ``chunks``: recorded so far, with duplicates."""
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class LogTail:
         self._save_at = 0.0
         self._silent_until: dict[str, float] = {}
         self._idle_rounds = 0
+        self._passed_over: set[str] = set()
         self.gaps = self.chunks = 0
 
     def run(self, stop: threading.Event) -> None:
@@ -117,6 +118,7 @@ class LogTail:
             self._log_wait(f"the files cannot be listed: {error}")
             return False
         self._take(found)
+        self._report_others()
         is_whole = True
         for log in self._logs.values():
             try:
@@ -124,7 +126,8 @@ class LogTail:
                     if stop.is_set():
                         return False
                     if self._wanted.wants_table(entry.table):
-                        self._order.note(log.name, place, entry, region_event(entry))
+                        mark = is_mark(entry)
+                        self._order.note(log.name, place, entry, region_event(entry) if mark else None, not mark)
                         self._idle_rounds = 0
             except FileNotFoundError:  # it moves, or is gone: the next list shows it
                 is_whole = False
@@ -153,6 +156,13 @@ class LogTail:
             if log.is_over and name not in by_log:
                 self._order.drop_log(name)
                 del self._logs[name]
+
+    def _report_others(self) -> None:
+        for name in sorted(self._folders.passed_over - self._options.left_out - self._passed_over):
+            self._passed_over.add(name)
+            self.gaps += 1
+            kind = "the log of synchronous replication" if name.endswith(".syncrep") else "of a kind that is not known"
+            log_event("hbase-wal-passed-over", file=name, reason=f"{kind}: its changes are not written")
 
     # ---- the writing ------------------------------------------------------------------------------------------------
 
@@ -269,19 +279,17 @@ class LogTail:
 def tail_logs(
     name: str,
     definition: PeerDefinition,
-    folders: tuple[Path, Path],
+    folders: LogFolders,
     cluster: GatewayCluster,
     dialer: Dialer,
     options: TailOptions,
     stop: threading.Event,
 ) -> int:
-    """How many gaps there are, when ``stop`` is set. ``folders``: ``WALs`` and ``oldWALs``. Raises Unfit, OSError."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise Unfit(f"{folder} is no folder: name WALs and oldWALs of HBase (hbase.rootdir, hbase.wal.dir)")
+    """How many gaps there are, when ``stop`` is set. Raises Unfit, OSError."""
+    folders.check()
     delivery = GatewayDelivery(cluster, definition.topic, dialer, stop)
     recorded = RecordedIds(cluster, definition.topic, dialer)
-    tail = LogTail(definition, LocalFolders(*folders), delivery, recorded, options)
+    tail = LogTail(definition, folders, delivery, recorded, options)
     try:
         tail.run(stop)
     finally:

@@ -6,6 +6,7 @@ import { clock } from "./format.js";
 import { poll } from "./poll.js";
 import { parse, to } from "./route.js";
 import * as consumers from "./view-consumers.js";
+import * as hbase from "./view-hbase.js";
 import * as lanes from "./view-lanes.js";
 import * as mirror from "./view-mirror.js";
 import * as overview from "./view-overview.js";
@@ -15,7 +16,7 @@ import * as tables from "./view-tables.js";
 import * as tail from "./view-tail.js";
 import * as topics from "./view-topics.js";
 
-const PAGES = { overview, topics, sources, lanes, consumers, mirror, subscriptions, tables, tail };
+const PAGES = { overview, topics, sources, lanes, consumers, mirror, subscriptions, tables, hbase, tail };
 
 const [place, who, forget, nav, main, trouble, view, updated] = [
   "place",

@@ -17,6 +17,19 @@ export function named(id, label, page) {
   return { id, label, show: (row) => link(to(page, [row[id]]), row[id]) };
 }
 
+// A word, and whether it is good.
+export function stateColumn(stateOf) {
+  return {
+    id: "state",
+    label: "State",
+    value: (row) => stateOf(row)[0],
+    show: (row) => {
+      const [word, verdict] = stateOf(row);
+      return el("span", { class: `state ${verdict}` }, visible(word));
+    },
+  };
+}
+
 // What each table of topics begins with.
 export function topicColumns() {
   return [

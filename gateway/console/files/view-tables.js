@@ -4,7 +4,7 @@ import { get, path } from "./api.js";
 import { el, foreign, note, put, visible } from "./dom.js";
 import { ago, clock, count, plural, secondsAgo, span } from "./format.js";
 import { to } from "./route.js";
-import { DataTable, figure, named } from "./table.js";
+import { DataTable, figure, named, stateColumn } from "./table.js";
 
 export const title = "Tables";
 
@@ -55,18 +55,6 @@ function state(row) {
   if (row.error !== null) return ["fails", "bad"];
   if (row.stopped > 0) return ["stopped", "bad"];
   return [row.every_s === null ? "loaded" : "loads", "good"];
-}
-
-function stateColumn(stateOf) {
-  return {
-    id: "state",
-    label: "State",
-    value: (row) => stateOf(row)[0],
-    show: (row) => {
-      const [word, verdict] = stateOf(row);
-      return el("span", { class: `state ${verdict}` }, visible(word));
-    },
-  };
 }
 
 function waiting(segment) {

@@ -6,52 +6,17 @@ Two truths decide: HBase's own scan (`judge`), and the files of its log, read wi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 
 from tests.support.gateway import Gateway
-from tests.support.hbase import chunks_of, judge, make_topic, needs_jdk, scanned, wait_shipped
-from tests.support.hbase_log import HBaseTail, compare, logged
+from tests.support.hbase import make_topic, needs_jdk
+from tests.support.hbase_log import LoggedLoad
 
 pytestmark = [needs_jdk, pytest.mark.timeout(400)]
 
 RATE = 2000
-
-
-class LoggedLoad:
-    """Tables of an HBase of their own, and what is written to them."""
-
-    def __init__(self, hbase: HBaseCluster, folder: Path, workers: Gateway) -> None:
-        self.hbase, self.folder, self.workers = hbase, folder, workers
-        self.tables = ["first", "second"]
-        for table in self.tables:
-            hbase.shell(f"create {table} d 0 4")
-
-    def tail(self, topic: str, *more: str) -> HBaseTail:
-        return HBaseTail(self.hbase.data, self.workers.urls, topic, self.folder / f"{topic}.log", self.tables, *more)
-
-    def regions(self, table: str) -> list[str]:
-        return [one.partition("@")[0] for one in self.hbase.shell(f"regions {table}").split()]
-
-    def more(self, count: int) -> None:
-        """Returns when so many more changes were written."""
-        self.hbase.shell(f"until {int(self.hbase.shell('written')) + count}")
-
-    def roll(self) -> None:
-        for server in self.hbase.shell("servers").split():
-            self.hbase.shell(f"roll {server}")
-
-    def wait(self, topic: str) -> None:
-        wait_shipped(self.hbase, self.workers.kafka.bootstrap, f"dc1.{topic}", self.tables, self.folder)
-
-    def check(self, topic: str) -> int:
-        """How many changes the topic has."""
-        found = chunks_of(self.workers.kafka.bootstrap, f"dc1.{topic}")
-        judge(found, {table: scanned(self.hbase, table, self.folder) for table in self.tables})
-        compare(found, logged(self.hbase.data, self.tables))
-        return len(found)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +27,19 @@ from logferry.client.transport.connections import Dialer
 from logferry.ops.stack.hbase_cluster import HBaseCluster
 
 from tests.support.gateway import Gateway
-from tests.support.hbase import Change, HBaseConnector, chunks_of, judge, make_topic, needs_jdk, scanned, wait_shipped
+from tests.support.hbase import (
+    Change,
+    HBaseConnector,
+    chunks_of,
+    is_packed,
+    judge,
+    make_topic,
+    needs_jdk,
+    scanned,
+    stored,
+    wait_shipped,
+)
+from tests.support.hbase_log import HBaseTail
 
 pytestmark = needs_jdk
 
@@ -91,6 +105,17 @@ class Subscription:
             assert time.monotonic() < deadline, shown
             time.sleep(0.5)
         return shown
+
+    def reported(self) -> dict[str, Any]:
+        """What the gateway shows, once a connector has reported."""
+        deadline = time.monotonic() + 120
+        while True:
+            with urllib.request.urlopen(f"{self._workers.urls[1]}/v1/hbase", timeout=60) as answer:
+                found = {one["name"]: one for one in json.load(answer)["subscriptions"]}
+            if self.name in found:
+                return dict(found[self.name])
+            assert time.monotonic() < deadline, self.connectors[-1].child.log_tail()
+            time.sleep(0.5)
 
     def command(self, *arguments: str, expect: int = 0) -> str:
         command = [sys.executable, "-m", "logferry.ops.cli.main", "hbase", *arguments]
@@ -166,6 +191,32 @@ def test_a_large_edit_is_written_in_parts(subscription: Subscription) -> None:
     assert judge(found, {subscription.name: scanned(subscription.hbase, subscription.name, subscription.folder)}) == 0
     assert len(found) == 12000
     assert any("/" in one.source_id for one in found), "the edits were small"
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_the_tail_writes_the_chunks_of_the_peer(subscription: Subscription, encoding: str) -> None:
+    subscription.create_table()
+    name, tailed = subscription.name, f"{subscription.name}_tailed"
+    connector = subscription.connector("--format", encoding).start()
+    subscription.put("row-1", value="\\x00\\xFF")
+    subscription.put("\\xFE1", family="e")
+    subscription.hbase.shell(f"delete {name} row-1 delete_column d q 1795341498000")
+    subscription.hbase.shell(f"bulk {name} d 12000")  # in parts
+    subscription.wait_shipped()
+    connector.stop()
+    topic = make_topic(subscription._workers.urls[0], tailed)
+    workers, folder = subscription._workers, subscription.folder
+    tail = HBaseTail(subscription.hbase.data, workers.urls, tailed, folder / "tail", [name], "--format", encoding)
+    tail.start()
+    wait_shipped(subscription.hbase, workers.kafka.bootstrap, topic, [name], folder)
+    assert tail.stop() == 0, tail.child.log_tail()
+    by_peer, by_tail = (
+        sorted((source_id, chunk) for _, source_id, chunk in asyncio.run(stored(workers.kafka.bootstrap, one)))
+        for one in (subscription.topic, topic)
+    )
+    assert by_peer == by_tail
+    assert {is_packed(chunk) for _, chunk in by_tail} == {encoding == "msgpack"}
+    assert any("/" in source_id for source_id, _ in by_tail)
 
 
 def test_families_that_are_not_replicated_are_refused_with_the_command(subscription: Subscription) -> None:
@@ -323,6 +374,7 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     text = subscription.command("status", "--url", url)
     assert re.search(r"connector \S+: [0-9]+ calls done, 0 refused, 1 chunks recorded", text), text
     assert "regions: 1 in HBase, 1 in the gateway, which has less of 0" in text
+    assert subscription.reported()["topics"] == [f"dc1.{name}"]
     assert "is paused" in subscription.command("pause", name)
     subscription.put("while-paused")
     connector.stop()

@@ -26,7 +26,7 @@ TABLES = (
 PATIENT = aiohttp.ClientTimeout(60)
 # What changes data of the caller's own, and no rights or settings of others.
 DATA = {
-    *("write", "session", "heartbeat", "append", "commit", "put_table"),
+    *("write", "session", "heartbeat", "append", "commit", "put_table", "put_hbase_report"),
     *("lines", "hec", "hec_kind", "hec_version", "bulk", "bulk_into", "otlp"),
     *("archive_store", "archive_seal", "archive_commit"),
 }

@@ -40,6 +40,8 @@ PAGES: Final = {
     "subscriptions/orders": "Subscriptions / orders",
     "tables": "Tables",
     "tables/access": "Tables / access",
+    "hbase": "HBase",
+    "hbase/orders_log": "HBase / orders_log",
     "tail/dc1.access": "Live tail / dc1.access",
 }
 MARKUP: Final = "<img src=x onerror=\"document.body.dataset.owned='1'\">"
@@ -69,6 +71,26 @@ def table_report(source: str = "web1/access.log", **changes: Any) -> dict[str, A
         ],
         "quarantine": {"no number in status": 12},
         "segments": {"checked": "2026-11-20T12:00:00Z", "complete": "2026-11-20T09", "failure": None, "newest": newest},
+        **changes,
+    }
+
+
+def hbase_report(**changes: Any) -> dict[str, Any]:
+    wait = {"who": "10.0.0.3", "at_ms": 1_700_000_000_000, "times": 3, "reason": "not recorded in time: 503 overloaded"}
+    figures = {"calls": 812, "failed_calls": 3, "chunks": 5310, "change_age_ms": 412, "oldest_call_s": 0}
+    server = {"shipped_operations": 5310, "age_ms": 41, "oldest_wal_ms": 95_000}
+    dead = {"shipped_operations": None, "age_ms": None, "oldest_wal_ms": None, "problem": "the server is dead"}
+    return {
+        "topics": ["dc1.access"],
+        "tables": ["orders", "shop:items"],
+        "state": "active",
+        "every_s": 60,
+        "connectors": [{"connector": "10.0.0.5:16100", **figures, "waits": [wait]}, {"connector": "10.0.0.6:16100"}],
+        "servers": [
+            {"server": "rs1.example,16020,1795341498003", "logs": 3, "taken_over": 2, **server},
+            {"server": "rs2.example,16020,1795341498004", "logs": 1, "taken_over": 0, **dead},
+        ],
+        "problems": ["rs2.example,16020,1795341498004: the server is dead"],
         **changes,
     }
 
@@ -116,6 +138,7 @@ async def site(stack: Stack) -> Site:
     wanted = {"topics": ["dc1.access"], "url": "https://receiver.example/logs"}
     await found.ask("PUT", "/v1/subscriptions/orders", json=wanted)
     await found.ask("PUT", "/v1/tables/access", json=table_report())
+    await found.ask("PUT", "/v1/hbase/orders_log", json=hbase_report())
     return found
 
 
@@ -272,6 +295,34 @@ async def test_a_table_shows_whom_each_hour_waits_for_and_how_old_its_report_is(
     assert [one["name"] for one in (await site.ask("GET", "/v1/tables"))["tables"]] == ["access"]
 
 
+async def test_a_subscription_of_hbase_shows_what_each_region_server_waits_for(site: Site) -> None:
+    async with chromium(site.urls[0]) as opened:
+        page = opened.page
+        await opened.go("hbase")
+        shown = row(page, "orders_log")
+        for text in ("orders shop:items", "dc1.access", "1 min", "the server is dead", "0.041 s"):
+            await expect(shown).to_contain_text(text)
+        await expect(shown.locator("td").nth(5)).to_have_text("4")
+        await expect(shown.locator(".state.bad")).to_have_text("has problems")
+        await shown.get_by_role("link", name="orders_log").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("HBase / orders_log")
+        await expect(row(page, "rs1.example,16020")).to_contain_text("5,310")
+        await expect(row(page, "rs2.example,16020")).to_contain_text("does not answer")
+        await expect(page.locator(".holders li")).to_contain_text("10.0.0.3 3 times, the last one")
+        await expect(page.locator(".holders li")).to_contain_text("not recorded in time: 503 overloaded")
+        await expect(row(page, "10.0.0.6:16100")).to_contain_text("none")
+        await expect(page.locator("#view .trouble")).to_be_hidden()
+        healthy = hbase_report(problems=[], every_s=0.2)
+        await site.ask("PUT", "/v1/hbase/orders_log", json=healthy, worker=1)
+        await expect(page.locator("#view .trouble")).to_contain_text("no connector runs, or none reaches the gateway")
+        await opened.go("hbase")
+        await expect(row(page, "orders_log").locator(".state.bad")).to_have_text("no report")
+        await site.ask("PUT", "/v1/hbase/orders_log", json=hbase_report(problems=[]))
+        await expect(row(page, "orders_log").locator(".state.good")).to_have_text("active")
+        await site.ask("DELETE", "/v1/hbase/orders_log", worker=1)
+        await expect(page.locator("main")).to_contain_text("its token needs the right report")
+
+
 async def test_a_stop_of_push_delivery_is_on_the_overview_with_its_way_on(
     kafka: KafkaCluster, workers: Gateway, topic_name: str, tmp_path: Path
 ) -> None:
@@ -359,6 +410,14 @@ async def test_hostile_ids_attributes_and_data_are_text(site: Site) -> None:
         await expect(page.locator(".holders li")).to_contain_text(f"{MARKUP}log.\\u{{202e}}gpj.exe in dc1.access")
         await expect(page.locator("dd").filter(has_text=MARKUP)).to_have_count(4)
         await site.ask("DELETE", "/v1/tables/hostile")
+        waits = [{"who": MARKUP, "at_ms": 1, "times": 1, "reason": REVERSED}]
+        hostile_connector = {"connector": MARKUP, "waits": waits}
+        report = hbase_report(tables=[MARKUP], state=MARKUP, problems=[REVERSED], connectors=[hostile_connector])
+        await site.ask("PUT", "/v1/hbase/hostile", json=report)
+        await opened.go("hbase/hostile")
+        await expect(page.locator("dd").filter(has_text=MARKUP)).to_have_count(2)
+        await expect(page.locator(".holders li")).to_contain_text("log.\\u{202e}gpj.exe")
+        await site.ask("DELETE", "/v1/hbase/hostile")
         assert await page.locator("main img, main script").count() == 0
         assert await page.evaluate("document.body.dataset.owned ?? null") is None
 
@@ -465,14 +524,33 @@ async def guarded(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[tuple[se
             assert (await gateway.ask("PUT", f"/v1/subscriptions/{topic}", secret["admin"], json=wanted))[0] < 300
             report = table_report(topics=[f"dc1.{topic}"], location=f"/warehouse/{topic}", lag=[], segments=None)
             assert (await gateway.ask("PUT", f"/v1/tables/{topic}", secret["loader"], json=report))[0] == 201
+            report = hbase_report(topics=[f"dc1.{topic}"], tables=[f"table-{topic}"])
+            assert (await gateway.ask("PUT", f"/v1/hbase/{topic}", secret["loader"], json=report))[0] == 201
+            assert (await gateway.ask("PUT", f"/v1/hbase/{topic}", secret["reader"], json=report))[0] == 403
         yield gateway, secret
 
 
 async def _all_text(opened: Opened, name: str) -> str:
     """Of all pages, once they show what is there of the topic."""
-    shown = {"topics": f"dc1.{name}", "consumers": f"{name}-consumer", "tables": f"/warehouse/{name}"}
+    shown = {
+        "topics": f"dc1.{name}",
+        "consumers": f"{name}-consumer",
+        "tables": f"/warehouse/{name}",
+        "hbase": f"table-{name}",
+    }
     texts = []
-    for state in ("overview", "topics", "sources", "lanes", "consumers", "mirror", "subscriptions", "tables", "tail"):
+    for state in (
+        "overview",
+        "topics",
+        "sources",
+        "lanes",
+        "consumers",
+        "mirror",
+        "subscriptions",
+        "tables",
+        "hbase",
+        "tail",
+    ):
         await opened.go(state)
         await expect(opened.page.locator(f"nav a[data-page={state}][aria-current=page]")).to_be_visible()
         if state != "tail":  # it shows nothing by itself

@@ -34,8 +34,8 @@ from logferry.gateway.receivers.elasticsearch import ElasticsearchApi
 from logferry.gateway.receivers.lines import LinesApi
 from logferry.gateway.receivers.opentelemetry import OtlpApi
 from logferry.gateway.receivers.splunk import SplunkApi
+from logferry.gateway.reports.routes import KINDS, ReportsApi
 from logferry.gateway.service.processes import HealthApi
-from logferry.gateway.tables.routes import TablesApi
 from logferry.gateway.token_command import new_token
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -45,9 +45,10 @@ from tests.support.served_gateway import Gateway
 def every_route() -> Routes:
     """All that a worker answers, without anything behind it."""
     nothing = cast(Any, SimpleNamespace())
-    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, SubscriptionsApi, TablesApi]
+    kinds: list[Any] = [SourcesApi, ConsumersApi, StatusApi, ReadApi, HealthApi, SubscriptionsApi]
     kinds += [AdminLogApi, Appender, LinesApi, ElasticsearchApi, SplunkApi, OtlpApi, ArchiveApi, ConsoleApi]
     resources = [kind(**dict.fromkeys(kind.__dataclass_fields__, nothing)).add_to for kind in kinds]
+    resources += [ReportsApi(nothing, nothing, nothing, kind).add_to for kind in KINDS]
     return openapi.all_routes(nothing, resources)
 
 

@@ -10,9 +10,9 @@ from logferry.gateway.access.rights import ANYBODY, Caller, Patterns
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.auth import Right
 from logferry.gateway.http.router import Call
-from logferry.gateway.tables import routes as tables_routes
-from logferry.gateway.tables.reports import StoredReport, TableReport, summary_of
-from logferry.gateway.tables.routes import TablesApi, may_see
+from logferry.gateway.reports import routes as tables_routes
+from logferry.gateway.reports.routes import TABLES, ReportsApi, may_see
+from logferry.gateway.reports.tables import StoredTableReport, TableReport, summary_of
 from pydantic import ValidationError
 
 SEGMENT = {"version": 1, "rows": 5, "since": "2026-11-20T12:00:00Z", "waits_for": []}
@@ -41,8 +41,8 @@ REPORT: dict[str, Any] = {
 }
 
 
-def stored(**changes: Any) -> StoredReport:
-    return StoredReport(reported_ms=1000, report=TableReport.model_validate({**REPORT, **changes}))
+def stored(**changes: Any) -> StoredTableReport:
+    return StoredTableReport(reported_ms=1000, report=TableReport.model_validate({**REPORT, **changes}))
 
 
 def caller(**rights: list[str]) -> Caller:
@@ -58,7 +58,7 @@ def test_a_list_has_figures_and_whom_the_oldest_open_segment_waits_for() -> None
     assert found.waits_for is not None
     assert (found.waits_for.segment, found.waits_for.waits_for[0].source_id) == ("2026-11-20T10", "web1:a")
     assert summary_of("nginx", stored(lag=[], segments=None)).lag_records is None
-    assert StoredReport.decode(stored().encode()) == stored()
+    assert StoredTableReport.decode(stored().encode()) == stored()
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_a_table_is_seen_with_a_right_to_each_of_its_topics(rights: dict[str, li
 class Store:
     """The topic, as a store that was read to its end shows it."""
 
-    def __init__(self, **entries: StoredReport) -> None:
+    def __init__(self, **entries: StoredTableReport) -> None:
         self.entries, self.held_bytes = entries, sum(len(one.encode()) for one in entries.values())
 
-    async def refresh(self) -> dict[str, StoredReport]:
+    async def refresh(self) -> dict[str, StoredTableReport]:
         return self.entries
 
-    async def put(self, name: str, entry: StoredReport | None) -> None:
+    async def put(self, name: str, entry: StoredTableReport | None) -> None:
         self.entries = {**self.entries, name: entry} if entry else {}
 
 
@@ -97,12 +97,12 @@ def call(who: Caller, name: str = "nginx") -> Call:
     return found
 
 
-def api(store: Store, report: dict[str, Any] | None = None) -> TablesApi:
+def api(store: Store, report: dict[str, Any] | None = None) -> ReportsApi:
     async def document(*_: object) -> TableReport:
         return TableReport.model_validate(report)
 
     kafka = SimpleNamespace(clock=SimpleNamespace(now_ms=lambda: 2000))
-    return TablesApi(cast(Any, kafka), cast(Any, SimpleNamespace(document=document)), cast(Any, store))
+    return ReportsApi(cast(Any, kafka), cast(Any, SimpleNamespace(document=document)), cast(Any, store), TABLES)
 
 
 async def test_nobody_takes_over_the_name_of_a_table_of_others() -> None:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from logferry.gateway.reports.tables import REPORT_BYTES, TableReport
 from logferry.gateway.subscriptions import NAME
-from logferry.gateway.tables.reports import REPORT_BYTES, TableReport
 from logferry.loaders.config import ReportSettings
 from logferry.loaders.errors import StorageUnavailable
 from logferry.loaders.location import Location

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from logferry.client.hbase.delivery import GatewayDelivery
-from logferry.client.hbase.wal.folders import LocalFolders
+from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.recorded import RecordedIds
 from logferry.client.hbase.wal.tail import LogTail, TailOptions
 from logferry.client.transport.cluster import GatewayCluster
@@ -43,15 +43,37 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class SlowStore(LocalStore):
+    """``most``: bytes of a file that are shown. ``is_open``: no file is closed."""
+
+    most = 1 << 30
+    is_open = False
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        return super().read(path, at, min(size, max(self.most - at, 0)))
+
+    def is_all(self, path: str, size: int) -> bool:
+        return not self.is_open and super().is_all(path, size)
+
+
 class Rounds:
     """A tail that is driven by hand."""
 
-    def __init__(self, served: Served, gateway: FakeGateway, folder: Path, positions: bool = False) -> None:
+    def __init__(
+        self,
+        served: Served,
+        gateway: FakeGateway,
+        folder: Path,
+        positions: bool = False,
+        left_out: frozenset[str] = frozenset(),
+    ) -> None:
         cluster, self._stop, self._gateway = GatewayCluster([served.url], None), threading.Event(), gateway
         delivery = GatewayDelivery(cluster, "orders", Dialer(), self._stop)
         recorded = RecordedIds(cluster, "orders", Dialer())
-        options = TailOptions(positions=folder / "positions" if positions else None)
-        self.tail = LogTail(ORDERS, LocalFolders(folder / "WALs", folder / "oldWALs"), delivery, recorded, options)
+        options = TailOptions(positions=folder / "positions" if positions else None, left_out=left_out)
+        self.store = SlowStore()
+        folders = LogFolders(self.store, str(folder / "WALs"), str(folder / "oldWALs"))
+        self.tail = LogTail(ORDERS, folders, delivery, recorded, options)
 
     def __call__(self, count: int = 1) -> bool:
         """Whether the last one read all logs to their ends."""
@@ -191,3 +213,90 @@ def test_a_daughter_waits_for_its_parent_also_while_that_one_cannot_be_read(
     path.write_bytes(header() + whole + entry(REGION, 4, [put("b", b"")]) + closed)
     rounds(3)
     assert (rounds.ids(), rounds.ids(OTHER_REGION)) == ([3, 4], [8])
+
+
+def test_files_of_other_kinds_are_named_once_and_counted(
+    served: Served, gateway: FakeGateway, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_log(live(folder, FIRST), FIRST, NUMBER, entry(REGION, 3, [put("a")]))
+    others = [f"{FIRST}-peer.{NUMBER}.syncrep", f"{FIRST}.meta.{NUMBER}.meta", "notes", "left-out"]
+    for name in others:
+        (folder / "oldWALs" / name).write_bytes(b"x")
+    rounds = Rounds(served, gateway, folder, left_out=frozenset({"left-out"}))
+    rounds(3)
+    assert rounds.ids() == [3]
+    found = [one.getMessage() for one in caplog.records if "hbase-wal-passed-over" in one.getMessage()]
+    assert len(found) == 2
+    assert "file=notes" in found[0]
+    assert others[0] in found[1]
+    assert "the log of synchronous replication" in found[1]
+    assert rounds.tail.gaps == 2
+
+
+def test_the_old_logs_of_each_server_may_have_a_folder(served: Served, gateway: FakeGateway, folder: Path) -> None:
+    """hbase.separate.oldlogdir.by.regionserver"""
+    path = write_log(live(folder, FIRST), FIRST, NUMBER, entry(REGION, 3, [put("a")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(2)
+    with path.open("ab") as file:
+        file.write(entry(REGION, 4, [put("b")]))
+    old = folder / "oldWALs" / live(folder, FIRST).name
+    old.mkdir()
+    path.rename(old / path.name)
+    rounds(3)
+    assert rounds.ids() == [3, 4]
+    assert rounds.tail.gaps == 0
+
+
+def test_sequence_ids_that_are_given_a_second_time_are_a_gap(
+    served: Served, gateway: FakeGateway, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Edit 4 was on one DataNode when the server died: HBase has lost it, and gives its id to another one."""
+    former = write_log(live(folder, FIRST), FIRST, NUMBER, mark(REGION, 2), entry(REGION, 3, [put("a")]))
+    whole = former.read_bytes()
+    former.write_bytes(whole + entry(REGION, 4, [put("never-acknowledged")]) + entry(REGION, 5, [put("neither")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(3)
+    assert rounds.ids() == [3, 4, 5]
+    former.write_bytes(whole)
+    former.rename(folder / "oldWALs" / former.name)
+    opened = mark(REGION, 4, opened=4)
+    write_log(live(folder, SECOND), SECOND, NUMBER, opened, entry(REGION, 5, [put("b")]), entry(REGION, 6, [put("c")]))
+    rounds(5)
+    assert f"hbase-wal-gap region={REGION} after=5 before=4" in caplog.text
+    assert rounds.tail.gaps == 1
+    assert rounds.ids() == [3, 4, 5, 6], "5 looks like a duplicate"
+
+
+def test_marks_behind_the_last_change_are_no_gap(served: Served, gateway: FakeGateway, folder: Path) -> None:
+    """HBase replays no marks: a region of a dead server may begin with the id of one."""
+    flushed = mark(REGION, 4).replace(b"REGION_EVENT", b"FLUSH_EVENT_")
+    former = (mark(REGION, 2), entry(REGION, 3, [put("a")]), flushed)
+    write_log(folder / "oldWALs", FIRST, NUMBER, *former)
+    write_log(live(folder, SECOND), SECOND, NUMBER, mark(REGION, 4, opened=4), entry(REGION, 5, [put("b")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds(5)
+    assert rounds.ids() == [3, 5]
+    assert rounds.tail.gaps == 0
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_file_without_its_end_mark_ends_when_it_is_closed_and_all_of_it_is_shown(
+    served: Served, gateway: FakeGateway, folder: Path, is_open: bool
+) -> None:
+    """As in HDFS: the DataNode with the last bytes is away, or the writer that died has still its lease."""
+    first = mark(REGION, 2) + entry(REGION, 3, [put("a")])
+    write_log(folder / "oldWALs", FIRST, NUMBER, first, entry(REGION, 4, [put("b")]))
+    write_log(live(folder, FIRST), FIRST, NUMBER + 1, entry(REGION, 5, [put("c")]))
+    rounds = Rounds(served, gateway, folder)
+    rounds.store.most = len(header()) + len(first) + 7
+    rounds.store.is_open = is_open
+    assert not rounds(3)
+    assert rounds.ids() == [3]
+    rounds.store.most = 1 << 30
+    rounds(3)
+    assert rounds.ids() == ([3, 4] if is_open else [3, 4, 5])
+    rounds.store.is_open = False
+    rounds(3)
+    assert rounds.ids() == [3, 4, 5]
+    assert rounds.tail.gaps == 0

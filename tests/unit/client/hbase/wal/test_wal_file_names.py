@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from logferry.client.hbase.definition import Unfit
-from logferry.client.hbase.wal.file_names import log_file
+from logferry.client.hbase.wal.file_names import has_no_tables, log_file
 from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
 from logferry.client.hbase.wal.region_order import Place
 
@@ -29,18 +29,20 @@ def test_the_name_has_log_and_number(name: str, log: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "is_harmless"),
     [
-        f"{SERVER}.meta.1700000000100.meta",
-        f"{SERVER}.1700000000100$masterlocalwal$",
-        f"{SERVER}.1700000000100.tmp",
-        "pv2-00000000000000000001.log",
-        SERVER,
-        "",
+        (f"{SERVER}.meta.1700000000100.meta", True),
+        (f"{SERVER}.1700000000100$masterlocalwal$", True),
+        ("pv2-00000000000000000001.log", True),
+        (f"{SERVER}-peer.1700000000100.syncrep", False),
+        (f"{SERVER}.1700000000100.tmp", False),
+        (SERVER, False),
+        ("", False),
     ],
 )
-def test_other_files_are_no_logs_of_tables(name: str) -> None:
+def test_other_files_are_no_logs_of_tables(name: str, is_harmless: bool) -> None:
     assert log_file(name, name, False) is None
+    assert has_no_tables(name) == is_harmless
 
 
 def test_positions_are_read_as_they_were_saved(tmp_path: Path) -> None:

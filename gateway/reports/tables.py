@@ -6,7 +6,7 @@ replaces the one before, whole. A report is as old as ``reported_ms`` says: who 
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Generic, Self, TypeVar
 
 from logferry.gateway.config import MIB, Strict
 from logferry.gateway.contract.names import MAX_SEQNO, split_topic
@@ -18,8 +18,8 @@ HELD_BYTES: Final = 64 * MIB
 # A report replaces the one before, so most of the topic is old: small segments let Kafka remove it.
 CONFIGS: Final = {"segment.bytes": str(16 * MIB)}
 
-_Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
-_Text = Annotated[str, Field(max_length=2000)]
+Number = Annotated[int, Field(ge=0, le=MAX_SEQNO)]
+Text = Annotated[str, Field(max_length=2000)]
 
 
 def _full_name(topic: str) -> str:
@@ -27,30 +27,45 @@ def _full_name(topic: str) -> str:
     return topic
 
 
-_Topic = Annotated[str, AfterValidator(_full_name)]
+FullTopic = Annotated[str, AfterValidator(_full_name)]
 
 
-def reports_topic(prefix: str, dc: str) -> str:
-    return f"{prefix}.tables.{dc}"
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Report = TypeVar("_Report", bound=Strict)
+
+
+class StoredReport(Strict, Generic[_Report]):
+    """A report of any kind, as the store has it."""
+
+    reported_ms: Number
+    report: _Report
+
+    def encode(self) -> bytes:
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Self:
+        """Raises ValueError."""
+        return cls.model_validate_json(raw)
 
 
 class ReportedBatch(Strict):
     """The last committed batch. ``rows``: null where another loader wrote it, or where it is not known."""
 
-    batch: _Number
-    kind: _Text
-    planned: _Text
-    rows: _Number | None = None
+    batch: Number
+    kind: Text
+    planned: Text
+    rows: Number | None = None
 
 
 class ReportedLag(Strict):
     """Of one topic. ``records``, ``seconds`` null: unknown. ``way``: what ends a stop."""
 
-    topic: _Topic
-    records: _Number | None
+    topic: FullTopic
+    records: Number | None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
-    stopped: _Text | None = None
-    way: _Text | None = None
+    stopped: Text | None = None
+    way: Text | None = None
 
 
 class HoldingSource(Strict):
@@ -58,21 +73,21 @@ class HoldingSource(Strict):
     life; ``owes``: more of it is recorded than loaded."""
 
     source_id: Annotated[str, Field(max_length=512)]
-    topic: _Topic
-    at: _Text | None
-    seen: _Text | None
+    topic: FullTopic
+    at: Text | None
+    seen: Text | None
     owes: bool
 
 
 class ReportedSegment(Strict):
     """``why``: what is between it and READY; empty for one that is. ``since``: of its rows or its closing."""
 
-    segment: _Text
-    state: _Text
-    version: _Number
-    rows: _Number
-    since: _Text
-    why: _Text
+    segment: Text
+    state: Text
+    version: Number
+    rows: Number
+    since: Text
+    why: Text
     waits_for: Annotated[list[HoldingSource], Field(max_length=100)]
 
 
@@ -80,9 +95,9 @@ class ReportedSegments(Strict):
     """``checked``: when segments were checked last. ``complete``: the newest one before which all known are READY.
     ``failure``: why the last check or notification failed. ``newest``: of the segments, and all that are open."""
 
-    checked: _Text | None
-    complete: _Text | None
-    failure: _Text | None
+    checked: Text | None
+    complete: Text | None
+    failure: Text | None
     newest: Annotated[list[ReportedSegment], Field(max_length=1000)]
 
 
@@ -91,35 +106,25 @@ class TableReport(Strict):
     next one is not planned by the loader. ``quarantine``: reason → lines and records in it."""
 
     location: Annotated[str, Field(min_length=1, max_length=2000)]
-    dc: _Text
-    topics: Annotated[list[_Topic], Field(min_length=1, max_length=2000)]
-    every_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    error: _Text | None = None
+    dc: Text
+    topics: Annotated[list[FullTopic], Field(min_length=1, max_length=2000)]
+    every_s: Seconds | None = None
+    error: Text | None = None
     batch: ReportedBatch | None = None
     lag: Annotated[list[ReportedLag], Field(default=[], max_length=2000)]
-    lag_unknown: _Text | None = None
-    quarantine: Annotated[dict[_Text, _Number], Field(default={}, max_length=1000)]
+    lag_unknown: Text | None = None
+    quarantine: Annotated[dict[Text, Number], Field(default={}, max_length=1000)]
     segments: ReportedSegments | None = None
 
 
-class StoredReport(Strict):
-    reported_ms: _Number
-    report: TableReport
-
-    def encode(self) -> bytes:
-        return self.model_dump_json().encode()
-
-    @classmethod
-    def decode(cls, raw: bytes) -> StoredReport:
-        """Raises ValueError."""
-        return cls.model_validate_json(raw)
+class StoredTableReport(StoredReport[TableReport]): ...
 
 
 class TableDescription(TableReport):
     """A table as it was reported last. ``reported_ms``: by the gateway's clock."""
 
     name: str
-    reported_ms: _Number
+    reported_ms: Number
 
 
 class TableSummary(Strict):
@@ -127,16 +132,16 @@ class TableSummary(Strict):
     segments. ``waits_for``: the oldest open segment, and why it is not READY."""
 
     name: str
-    reported_ms: _Number
+    reported_ms: Number
     location: str
     topics: list[str]
     every_s: float | None
     error: str | None
     batch: ReportedBatch | None
-    lag_records: _Number | None
-    stopped: _Number
-    quarantined: _Number
-    open_segments: _Number | None
+    lag_records: Number | None
+    stopped: Number
+    quarantined: Number
+    open_segments: Number | None
     complete: str | None
     waits_for: ReportedSegment | None
 
@@ -145,11 +150,11 @@ class TablesList(Strict):
     tables: list[TableSummary]
 
 
-def description_of(name: str, stored: StoredReport) -> TableDescription:
+def description_of(name: str, stored: StoredReport[TableReport]) -> TableDescription:
     return TableDescription(name=name, reported_ms=stored.reported_ms, **dict(stored.report))
 
 
-def summary_of(name: str, stored: StoredReport) -> TableSummary:
+def summary_of(name: str, stored: StoredReport[TableReport]) -> TableSummary:
     report, segments = stored.report, stored.report.segments
     known = [one.records for one in report.lag if one.records is not None]
     waiting = [one for one in segments.newest if one.why] if segments is not None else []
