@@ -88,14 +88,13 @@ def take_over(connection: AIOKafkaConnection) -> tuple[dict[int, tuple[int, int]
 
 
 class _NotOfKafkaItself(logging.Filter):
-    """Drops what aiokafka says of the rights to Kafka's own topics: they are named to it only so that it does not ask
-    for all topics, and their metadata is not used.
+    """Drops what aiokafka says of Kafka's own topics, such as a missing right: they are named to it only so that it does
+    not ask for all topics, and their metadata is not used.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
-        is_of_kafka = any(isinstance(one, str) and one.startswith("__") for one in arguments)
-        return not (is_of_kafka and "not authorized" in str(record.msg))
+        return not any(isinstance(one, str) and one.startswith("__") for one in arguments)
 
 
 logging.getLogger(Cluster.__module__).addFilter(_NotOfKafkaItself())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -211,7 +212,9 @@ def test_a_request_of_our_own_is_built_for_the_version_that_the_broker_knows() -
 
 def test_the_rights_to_topics_of_kafka_itself_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
     answer = MetadataResponse_v1(
-        [(1, "127.0.0.1", 9092, None)], 1, [(29, "__consumer_offsets", True, []), (29, "dc1.a", False, [])]
+        [(1, "127.0.0.1", 9092, None)],
+        1,
+        [(29, "__consumer_offsets", True, []), (3, "__transaction_state", True, []), (29, "dc1.a", False, [])],
     )
-    aiokafka_internals.Cluster().update_metadata(answer)
+    ClusterMetadata().update_metadata(answer)
     assert [record.getMessage() for record in caplog.records] == ["Topic dc1.a is not authorized for this client"]
