@@ -88,8 +88,8 @@ def take_over(connection: AIOKafkaConnection) -> tuple[dict[int, tuple[int, int]
 
 
 class _NotOfKafkaItself(logging.Filter):
-    """Drops what aiokafka says of the topics of Kafka itself, such as a missing right: they are named to it only so that
-    it does not ask for all topics, and their metadata is not used.
+    """Drops what aiokafka says of topics of Kafka itself, such as a missing right. They are named to it only so that it
+    does not ask for all topics, and their metadata is not used.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
