@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from importlib import resources
@@ -38,6 +39,9 @@ def test_the_specification_takes_it() -> None:
 
 @pytest.mark.skipif(shutil.which("podman-compose") is None, reason="podman-compose is not installed")
 def test_podman_compose_takes_it() -> None:
+    known = subprocess.run(["podman-compose", "--help"], capture_output=True, text=True, timeout=60, check=False).stdout
+    if "config" not in re.split(r"[{},]", known):
+        pytest.skip("this podman-compose has no command that checks a file without running it: older than 1.0.6")
     command = ["podman-compose", "-f", str(FOLDER / "compose.yaml"), "config"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
