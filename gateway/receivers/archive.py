@@ -47,6 +47,8 @@ _MOST_PIECES: Final = 10_000
 # For the offsets of a file, among the records since its commit.
 _LOOKS: Final = 32
 _LOOK_BYTES: Final = 1 << 20
+_TRIES: Final = 60
+_PAUSE_S: Final = 0.05
 # Of the pieces that are kept in memory until they are committed; others are read from Kafka.
 RECENT_BYTES: Final = 64 << 20
 
@@ -89,7 +91,21 @@ def _expired(source_id: str) -> Problem:
 
 
 async def _offsets(lane: Lane, source_id: str, upload: UploadState) -> list[int] | None:
-    """The first and the last offset of its chunks, which stand side by side; None: not visible, or removed since."""
+    """The first and the last offset of its chunks, which stand side by side; None: not visible, or removed since.
+
+    Kafka shows a transaction some milliseconds after its commit.
+    """
+    for _ in range(_TRIES):
+        found = await _visible_offsets(lane, source_id, upload)
+        if found is not None or upload.commit is None:
+            return found
+        if lane.kafka.clock.now_ms() - upload.commit.at_ms > _TRIES * _PAUSE_S * 1000:
+            return None
+        await asyncio.sleep(_PAUSE_S)
+    return None
+
+
+async def _visible_offsets(lane: Lane, source_id: str, upload: UploadState) -> list[int] | None:
     commit = upload.commit
     if commit is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -331,7 +332,11 @@ async def test_ctrl_c_ends_all_processes(world: World, tmp_path: Path):
                 f'kafka.bootstrap_servers = "{world.bootstrap}"\n'
             )
             command = (sys.executable, "-m", "logferry.ops", "audit", "--config", str(config), "--workers", "2")
-            run = await asyncio.create_subprocess_exec(*command, start_new_session=True, stderr=subprocess.PIPE)
+            # Tests that a shell runs in the background ignore SIGINT, which is inherited.
+            heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+            run = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, stderr=subprocess.PIPE, preexec_fn=heeding
+            )
             try:
                 children: list[str] = []
                 async with asyncio.timeout(120):
