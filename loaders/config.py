@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 from logferry.gateway.config import ConfigError, Dc, KafkaSettings, Pattern, Strict, load_as
 from logferry.gateway.contract.names import check_url
 from logferry.loaders.errors import LoaderConfigError
-from logferry.loaders.location import Access, GsAccess, Location, S3Access
+from logferry.loaders.location import Access, AzureAccess, GsAccess, Location, S3Access
 from logferry.loaders.parsing.settings import ParserSettings
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS, LEDGER_BATCHES, TablePaths
 from logferry.loaders.planning.segment_states import SegmentRules
 from pydantic import (
     AfterValidator,
+    BaseModel,
+    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -155,6 +157,34 @@ class GsSettings(Strict):
         return GsAccess(**dict(self))
 
 
+class AzureSettings(Strict):
+    """Access to Azure's storage accounts, for tables at `abfss://` (default: the variables `AZURE_…`)."""
+
+    account_key_file: Path | None = None
+    """File with the key of the storage account."""
+
+    @property
+    def access(self) -> AzureAccess:
+        return AzureAccess(**dict(self))
+
+
+class StoreSettings(BaseModel):
+    """How the stores of tables are accessed."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    s3: S3Settings = S3Settings()
+    """Access to S3, for tables at `s3://`."""
+    gs: GsSettings = GsSettings()
+    """Access to Google Cloud Storage, for tables at `gs://`."""
+    azure: AzureSettings = AzureSettings()
+    """Access to Azure's storage accounts, for tables at `abfss://`."""
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return self.s3.access, self.gs.access, self.azure.access
+
+
 def _location(value: Any) -> Location:
     return Location.of(value)
 
@@ -219,7 +249,7 @@ class TableJob(Strict):
         return self
 
 
-class Config(Strict):
+class Config(StoreSettings, Strict):
     """The settings of a loader."""
 
     dc: Dc = "dc1"
@@ -244,10 +274,6 @@ class Config(Strict):
     """Gateways by data centre; the segments' check asks them for sources and their heartbeats."""
     report: ReportSettings | None = None
     """Reports of the tables' state to a gateway."""
-    s3: S3Settings = S3Settings()
-    """Access to S3, for tables at `s3://`."""
-    gs: GsSettings = GsSettings()
-    """Access to Google Cloud Storage, for tables at `gs://`."""
     metrics_listen: str | None = None
     """Address as `host:port` at which `logferry load --follow` serves its metrics (default: nowhere)."""
     metrics_file: Path | None = None
@@ -261,7 +287,7 @@ class Config(Strict):
     @field_validator("tables")
     @classmethod
     def _accessed(cls, tables: list[TableJob], info: ValidationInfo) -> list[TableJob]:
-        accesses = [info.data[name].access for name in ("s3", "gs") if name in info.data]
+        accesses = [info.data[name].access for name in StoreSettings.model_fields if name in info.data]
         return [table.accessed_by(*accesses) for table in tables]
 
     @model_validator(mode="after")

@@ -8,8 +8,9 @@ A URI has no keys in it: one with a user's name or a password is refused, and no
 S3 is accessed as the section ``[s3]`` of the configuration says, else by the variables ``AWS_ENDPOINT_URL``,
 ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, else by the roles of the
 platform. Google Cloud Storage is accessed as ``[gs]`` says, else by ``STORAGE_EMULATOR_HOST``, else by Google's
-application default credentials. The other stores have their own variables and roles. Secrets are read from their files
-at each use, so that they can change, and are part of no representation.
+application default credentials. Azure is accessed as ``[azure]`` says, else by ``AZURE_STORAGE_ACCOUNT_KEY``, or by
+``AZURE_TENANT_ID``, ``AZURE_CLIENT_ID`` and ``AZURE_CLIENT_SECRET``. Secrets are read from their files at each use, so
+that they can change, and are part of no representation.
 """
 
 from __future__ import annotations
@@ -170,8 +171,65 @@ class GsAccess:
         return {f"spark.hadoop.fs.gs.{name}": value for name, value in {**gs, "auth.type": kind}.items()}
 
 
-Access = S3Access | GsAccess
-_ACCESSES: Final[dict[str, type[Access]]] = {"s3": S3Access, "gs": GsAccess}
+@dataclass(frozen=True)
+class AzureAccess:
+    """How Azure's storage accounts are accessed; a key that is None is taken from the environment.
+
+    An emulator of the Blob service is used as delta-rs does: with ``AZURE_STORAGE_USE_EMULATOR=true``, that at
+    ``AZURITE_BLOB_STORAGE_URL``.
+    """
+
+    scheme: ClassVar = "abfss"
+    account_key_file: Path | None = None
+
+    @staticmethod
+    def emulator() -> str | None:
+        """Its URL. Raises ValueError where it is no plain URL."""
+        if os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() not in ("1", "true"):
+            return None
+        url = os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000")
+        if not _ENDPOINT.fullmatch(url):
+            raise ValueError("AZURITE_BLOB_STORAGE_URL is no URL like http://127.0.0.1:10000")
+        return url
+
+    def _key(self) -> str | None:
+        """Raises OSError, ValueError for the file."""
+        file = self.account_key_file
+        key = os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") if file is None else _secret(file)
+        if key:
+            _known_secrets.add(key)
+        return key or None
+
+    def delta_options(self) -> dict[str, str]:
+        """The options of delta-rs: a commit is a PUT with If-None-Match. It knows the variables itself."""
+        key = self._key()
+        return {"retry_timeout": _RETRY} | ({} if key is None else {"azure_storage_account_key": key})
+
+    def hadoop_options(self) -> dict[str, str]:
+        """The settings of Spark for Hadoop's driver; without a key or a client, those of the cluster decide."""
+        url, key, azure = self.emulator(), self._key(), {"ssl.channel.mode": "Default_JSSE"}
+        names = ("TENANT_ID", "CLIENT_ID", "CLIENT_SECRET")
+        tenant, client, secret = (os.environ.get(f"AZURE_{name}") for name in names)
+        if key:
+            azure |= {"account.auth.type": "SharedKey", "account.key": key}
+        elif tenant and client and secret:
+            _known_secrets.add(secret)
+            azure |= {
+                "account.auth.type": "OAuth",
+                "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.ClientCredsTokenProvider",
+                "account.oauth2.client.endpoint": f"https://login.microsoftonline.com/{tenant}/oauth2/v2.0/token",
+                "account.oauth2.client.id": client,
+                "account.oauth2.client.secret": secret,
+            }
+        if url:
+            # It has the Blob service alone.
+            azure |= {"abfs.endpoint": url.split("/")[2], "always.use.https": str(url.startswith("https:")).lower()}
+            azure |= {"account.hns.enabled": "false", "fns.account.service.type": "BLOB"}
+        return {f"spark.hadoop.fs.azure.{name}": value for name, value in azure.items()}
+
+
+Access = S3Access | GsAccess | AzureAccess
+_ACCESSES: Final[dict[str, type[Access]]] = {one.scheme: one for one in (S3Access, GsAccess, AzureAccess)}
 
 
 def _has_keys(text: str) -> bool:
@@ -279,7 +337,9 @@ class Location:
 
     @property
     def for_spark(self) -> str:
-        """As Hadoop names it."""
+        """As Hadoop names it: with ``abfss``, its driver always wants TLS."""
+        if isinstance(self.access, AzureAccess) and (self.access.emulator() or "").startswith("http:"):
+            return f"abfs{self.uri[5:]}"
         return f"s3a{self.uri[2:]}" if self.scheme == "s3" else self.uri
 
     def __str__(self) -> str:

@@ -87,7 +87,7 @@ def table_paths(options: argparse.Namespace, paths: Sequence[Location]) -> list[
             raise LoaderConfigError("missing: PATH of a table (or --config FILE)")
         return list(paths)
     settings = config.load_config(options.config)
-    jobs, paths = settings.tables, [Location.of(path, settings.s3.access, settings.gs.access) for path in paths]
+    jobs, paths = settings.tables, [Location.of(path, *settings.accesses) for path in paths]
     for path in paths:
         if not any(is_path_of(job, path) for job in jobs):
             raise LoaderConfigError(no_such_table(path, jobs))

@@ -37,7 +37,7 @@ def renew_keys(spark: SparkSession, settings: Config) -> None:
     Executors on other hosts keep the connections that they have.
     """
     wanted = {name.removeprefix(_HADOOP): value for name, value in store_settings(settings).items()}
-    keys = {name: value for name, value in wanted.items() if name.endswith(("access.key", "secret.key", ".token"))}
+    keys = {name: value for name, value in wanted.items() if name.endswith((".key", ".token"))}
     if not keys:
         return
     with sorted_errors("renewing the keys of the store"):

@@ -77,7 +77,7 @@ async def audit(
         raise UsageError(str(error)) from None
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(WorkerPool(config.workers or processors()))
-        places = [Location.of(place, config.s3.access, config.gs.access) for place in dict.fromkeys(config.tables)]
+        places = [Location.of(place, *config.accesses) for place in dict.fromkeys(config.tables)]
         batches = named_batches(
             (name._replace(table=str(Location.of(name.table))) for name in accept_resets), map(str, places)
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from logferry.gateway.config import Dc, KafkaSettings, Pattern
-from logferry.loaders.config import GsSettings, Place, S3Settings
+from logferry.loaders.config import Place, StoreSettings
 from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,7 +38,7 @@ class CopySettings(_Strict):
         return any(fnmatchcase(topic.partition(".")[2], pattern) for pattern in self.topics)
 
 
-class AuditConfig(_Strict):
+class AuditConfig(StoreSettings, _Strict):
     """The configuration of ``logferry audit``."""
 
     dc: Dc | None = None
@@ -58,12 +58,6 @@ class AuditConfig(_Strict):
 
     tables: list[Place] = []
     """Paths or URIs of tables that are loaded from this Kafka."""
-
-    s3: S3Settings = S3Settings()
-    """Access to S3, for tables at `s3://`."""
-
-    gs: GsSettings = GsSettings()
-    """Access to Google Cloud Storage, for tables at `gs://`."""
 
     files: list[str] = []
     """Paths or patterns of original files that were pushed."""

@@ -12,7 +12,7 @@ from logferry.loaders.config import JARS_VARIABLE
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.runtime.java import find_java
 
-_STORES = {"s3": re.compile(r"\bs3a?://"), "gs": re.compile(r"\bgs://")}
+_STORES = {"s3": re.compile(r"\bs3a?://"), "gs": re.compile(r"\bgs://"), "azure": re.compile(r"\babfss://")}
 
 
 def main(argv: list[str]) -> int:

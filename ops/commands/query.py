@@ -27,7 +27,7 @@ from deltalake.exceptions import DeltaError
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.gateway.config import ConfigError, load_as
 from logferry.gateway.contract.names import visible
-from logferry.loaders.config import GsSettings, S3Settings
+from logferry.loaders.config import StoreSettings
 from logferry.loaders.errors import LoaderConfigError, LoadError
 from logferry.loaders.location import Location, without_secrets
 from logferry.loaders.planning.ledger_entry import DUPLICATE_WINDOW_DAYS
@@ -41,7 +41,6 @@ from logferry.ops.cli.options import command_parser, parse_with_file
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 from logferry.ops.commands.tail_file import TailFile, needed_columns
 from logferry.ops.commands.tail_http import ALONE, HttpTail
-from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from logferry.ops.commands.tail_kafka import KafkaTail
@@ -127,17 +126,10 @@ def _connected(spill: str, memory_mb: int) -> duckdb.DuckDBPyConnection:
     return duckdb.connect(":memory:", config={**settings, **limits})
 
 
-class _StoresFile(BaseModel):
-    """Any configuration with access to stores: of the loader or the audit."""
-
-    s3: S3Settings = S3Settings()
-    gs: GsSettings = GsSettings()
-
-
 def _location(text: str, file: str | None) -> Location:
     try:
-        stores = _StoresFile() if file is None else load_as(_StoresFile, Path(file))
-        return Location.of(text, stores.s3.access, stores.gs.access)
+        stores = StoreSettings() if file is None else load_as(StoreSettings, Path(file))
+        return Location.of(text, *stores.accesses)
     except ConfigError as error:
         raise UsageError(f"--stores: {error}") from None
     except ValueError as error:
@@ -244,7 +236,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     option = parser.add_argument
     options = [
         option("--table", metavar="PATH", help="folder or URI of the table (required)"),
-        option("--stores", metavar="FILE", help="access to the table: the sections [s3] and [gs] of this file"),
+        option("--stores", metavar="FILE", help="access to the table: [s3], [gs] and [azure] of this file"),
         option("--topics", nargs="+", metavar="PATTERN", help="topics of the tail (default: those of the table)"),
         option("--bootstrap", metavar="HOST:PORT", help="read the tail from this Kafka, not from a gateway"),
         option("--kafka", metavar="FILE", help="the same, with the section [kafka] of this file (TLS, SASL)"),

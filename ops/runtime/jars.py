@@ -48,7 +48,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 # The newest is the default.
 KAFKA_VERSIONS = {"4.3": "kafka", "4.2": "kafka42", "4.1": "kafka41"}
 HBASE_VERSIONS = {"2.6": "hbase", "2.5": "hbase25"}
-STORES = ("s3", "gs")  # of tables, with jars of their own; HDFS needs none beside pyspark's
+STORES = ("s3", "gs", "azure")  # of tables, with jars of their own; HDFS needs none beside pyspark's
 
 _MANIFEST = "manifest.json"
 # A repository that drops one of fifty requests is asked again; what was fetched is kept between the attempts.
@@ -96,9 +96,7 @@ def _pinned_sets() -> Iterator[tuple[str, JarSet]]:
 
 
 SETS = dict(_pinned_sets())
-KAFKA, MIRROR_MAKER, HDFS, AWS_SDK, S3_PROXY = (
-    SETS[name] for name in ("kafka", "mirror_maker", "hdfs", "s3_sdk", "s3_proxy")
-)
+KAFKA, MIRROR_MAKER, HDFS, S3_PROXY = (SETS[name] for name in ("kafka", "mirror_maker", "hdfs", "s3_proxy"))
 
 
 def kafka_jars(version: str | None = None) -> list[Path]:
@@ -118,13 +116,14 @@ def mirror_maker_jars() -> list[Path]:
     return kafka_jars() + fetch_jars(MIRROR_MAKER)
 
 
-def spark_jars(*, s3: bool = False, gs: bool = False) -> list[Path]:
+def spark_jars(*, s3: bool = False, gs: bool = False, azure: bool = False) -> list[Path]:
     """The jars beside those of the installed pyspark: Kafka connector and Delta; those of the stores of tables.
 
     Raises Unavailable, CommandError where there are none for this pyspark.
     """
     name = spark_set(_pyspark_version())
-    wanted = [SETS[name], *([SETS[f"s3_{name}"], AWS_SDK] if s3 else []), *([SETS["gs"]] if gs else [])]
+    of_stores = {"s3_" + name: s3, "s3_sdk": s3, "gs": gs, "azure_" + name: azure}
+    wanted = [SETS[name], *(SETS[one] for one, is_wanted in of_stores.items() if is_wanted)]
     return [jar for one in wanted for jar in fetch_jars(one)]
 
 
@@ -383,7 +382,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"--stores: {', '.join(sorted(unknown))} is none of {', '.join(STORES)}")
     try:
         kafka_jars()
-        spark_jars(s3="s3" in stores, gs="gs" in stores)
+        spark_jars(**{name: name in stores for name in STORES})
     except CommandError as problem:
         _say(str(problem))
         return problem.exit_status

@@ -23,10 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
-from logferry.loaders.location import GsAccess, Location, S3Access
+from logferry.loaders.location import AzureAccess, GsAccess, Location, S3Access
 from logferry.loaders.storage.files import file_system
 from logferry.ops.runtime.jars import hdfs_jars
 from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.azure_server import client_of
 
 _TYPES: Final[dict[str, Callable[[str], Any]]] = {"string": str, "integer": int, "date": date.fromisoformat}
 
@@ -46,6 +47,10 @@ def _folder(place: Location) -> Iterator[pa_fs.FileSystem]:
         host = (place.access.url() or "").removeprefix("http://")
         gcs = pa_fs.GcsFileSystem(anonymous=True, endpoint_override=host, scheme="http")
         yield pa_fs.SubTreeFileSystem(place.uri.removeprefix("gs://"), gcs)
+    elif isinstance(place.access, AzureAccess):
+        store = client_of(place.access.emulator() or "", (place.options or {})["azure_storage_account_key"])
+        container, _, rest = place.uri.removeprefix("abfss://").partition("@")
+        yield pa_fs.SubTreeFileSystem(f"{container}/{rest.partition('/')[2]}", store)
     elif place.scheme == "hdfs":
         with TemporaryDirectory() as copy:
             # The jar of HDFS's servers insists on the file.

@@ -4,17 +4,13 @@ error by name and succeeds when it is repeated; then its effect is there once.
 
 from __future__ import annotations
 
-import base64
-import hmac
-import http.client
 import os
-import shutil
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count, cycle
 from pathlib import Path
@@ -54,16 +50,15 @@ from logferry.loaders.storage.side_tables import (
     read_sources,
 )
 from logferry.loaders.storage.tables import read_state, snapshot_of
+from logferry.ops.stack.azure_server import ROOT, AzureServer
 from logferry.ops.stack.gcs_server import GcsServer
-from logferry.ops.stack.processes import Child, free_ports
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 from pyspark.sql import SparkSession
 
 from tests.support.delta_log import rows_by_log
 from tests.support.loader_faults import seeded
-from tests.support.loader_process import wait_for
 from tests.support.store_faults import BUSY, CUT, DENIED, FAILS, LOST_ANSWER, FaultyStore, relay_process
-from tests.support.stores import needs_gcs
+from tests.support.stores import needs_azure, needs_gcs
 
 pytestmark = pytest.mark.timeout(900)
 NOW: Final = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
@@ -487,25 +482,12 @@ def test_the_rights_that_the_documentation_names_are_enough_and_fewer_are_not(
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not shutil.which("azurite-blob"), reason="npm install azurite, and its folder .bin in PATH")
-def test_every_step_on_azure_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What Python does with a table at abfss://, against an emulator of the Blob service."""
-    (port,) = free_ports(1)
-    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-    account = {"NAME": "devstoreaccount1", "KEY": key}
-    for name, value in account.items():
-        monkeypatch.setenv(f"AZURE_STORAGE_ACCOUNT_{name}", value)
-    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{port}")
-    options = ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--blobPort", str(port)]
-    child = Child("azurite", ["azurite-blob", *options], tmp_path / "azurite.log")
-    child.start()
-    try:
-        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
-            wait_for(lambda: asked(connection, account) in (201, 409), "a container")
-        every_step(Location.of("abfss://warehouse@devstoreaccount1.dfs.core.windows.net/a/t"))
-    finally:
-        child.stop(5)
+@needs_azure
+def test_every_step_on_azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with AzureServer(tmp_path) as running:
+        for variable, value in running.environment.items():
+            monkeypatch.setenv(variable, value)
+        every_step(Location.of(f"{ROOT}/a/t"))
 
 
 @needs_gcs
@@ -560,21 +542,3 @@ def every_step(at: Location) -> None:
             step.before(tables)
             step.do(tables)
             step.check(tables)
-
-
-def asked(connection: http.client.HTTPConnection, account: dict[str, str]) -> int | None:
-    """Creates the container, signed as the service's shared key wants it. None: no answer yet."""
-    at = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    path = f"/{account['NAME']}/warehouse"
-    text = "PUT" + "\n" * 12 + f"x-ms-date:{at}\nx-ms-version:2021-08-06\n/{account['NAME']}{path}\nrestype:container"
-    signature = base64.b64encode(hmac.digest(base64.b64decode(account["KEY"]), text.encode(), "sha256")).decode()
-    headers = {"x-ms-date": at, "x-ms-version": "2021-08-06", "Content-Length": "0"}
-    headers["Authorization"] = f"SharedKey {account['NAME']}:{signature}"
-    try:
-        connection.request("PUT", f"{path}?restype=container", headers=headers)
-        answer = connection.getresponse()
-        answer.read()
-    except OSError:
-        connection.close()
-        return None
-    return answer.status

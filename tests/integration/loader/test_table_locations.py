@@ -19,9 +19,10 @@ from types import MappingProxyType
 
 import pytest
 from logferry.loaders.errors import StorageUnavailable
-from logferry.loaders.location import GsAccess, Location, S3Access
+from logferry.loaders.location import Access, AzureAccess, GsAccess, Location, S3Access
 from logferry.loaders.storage.files import list_files, open_table, read_text
 from logferry.loaders.storage.ledger import existing_table, last_batch
+from logferry.ops.stack.azure_server import ROOT, AzureServer
 from logferry.ops.stack.gcs_server import GcsServer
 from logferry.ops.stack.hdfs_cluster import HdfsCluster
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -31,27 +32,41 @@ from logferry.ops.stack.s3_server import BUCKET, S3Proxy
 from tests.support.audit import World
 from tests.support.loader import WAIT_S, Topic, chunks_of, quarantine, stored
 from tests.support.loader_process import java_env, wait_for
-from tests.support.stores import needs_gcs
+from tests.support.stores import needs_azure, needs_gcs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-KEYS = ("AKIA-of-this-test", "sEcReT/of+this=test")
-OTHER_KEYS = ("AKIA-of-the-next-day", "aNoThEr/sEcReT+key")
+# Those of Azure are in base64.
+KEYS = ("AKIA-of-this-test", "sEcReT/of+this/test+")
+OTHER_KEYS = ("AKIA-of-the-next-day", "aNoThEr/sEcReT+key++")
 # How a user may write the place; the bucket, HDFS's root and the test's folder come before it.
-PLACES = ("s3a://", "s3://", pytest.param("gs://", marks=needs_gcs), "hdfs://", "/", "file://")
+PLACES = (
+    *("s3a://", "s3://", "hdfs://", "/", "file://"),
+    pytest.param("gs://", marks=needs_gcs),
+    pytest.param("abfss://", marks=needs_azure),
+)
 HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
+
+
+Server = S3Proxy | GcsServer | AzureServer
 
 
 class Warehouse:
     """A store, and the commands of its user. ``said``: what they printed."""
 
-    def __init__(
-        self, root: str, server: S3Proxy | None, folder: Path, bootstrap: str, gcs: GcsServer | None = None
-    ) -> None:
-        """``server``: of S3, with keys. ``gcs``: without any."""
-        self.gcs, self.server, self.folder, self.bootstrap, self.said = gcs, server, folder, bootstrap, list[str]()
+    def __init__(self, root: str, server: Server | None, folder: Path, bootstrap: str) -> None:
+        """``server``: with keys, but for Google's."""
+        self.server, self.folder, self.bootstrap, self.said = server, folder, bootstrap, list[str]()
+        self.has_keys = isinstance(server, S3Proxy | AzureServer)
         self.typed = f"{root}/warehouse/logs"
-        access = S3Access(server.endpoint, None, folder / "access", folder / "secret") if server else S3Access()
-        self.table = Location.of(self.typed, access, GsAccess(gcs.endpoint if gcs else None))
+        access: Access | None = None
+        match server:
+            case S3Proxy(endpoint=endpoint):
+                access = S3Access(endpoint, None, folder / "access", folder / "secret")
+            case GcsServer(endpoint=endpoint):
+                access = GsAccess(endpoint)
+            case AzureServer():
+                access = AzureAccess(folder / "secret")
+        self.table = Location.of(self.typed, access)
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | java_env()
         self.ui_port = free_ports(1)[0]
         self.started: list[subprocess.Popen[str]] = []
@@ -62,13 +77,21 @@ class Warehouse:
             (self.folder / name).write_text(f"{key}\n")
 
     @property
+    def elsewhere(self) -> str:
+        """A bucket that is not there."""
+        return self.typed.replace(f"//{BUCKET}", "//nowhere")
+
+    @property
     def access(self) -> str:
         """Of the store, in a configuration."""
-        if self.gcs is not None:
-            return f'[gs]\nendpoint = "{self.gcs.endpoint}"\n'
-        if self.server is None:
-            return ""
-        return f'[s3]\nendpoint = "{self.server.endpoint}"\naccess_key_file = "access"\nsecret_key_file = "secret"\n'
+        match self.server:
+            case GcsServer(endpoint=endpoint):
+                return f'[gs]\nendpoint = "{endpoint}"\n'
+            case AzureServer():
+                return '[azure]\naccount_key_file = "secret"\n'
+            case S3Proxy(endpoint=endpoint):
+                return f'[s3]\nendpoint = "{endpoint}"\naccess_key_file = "access"\nsecret_key_file = "secret"\n'
+        return ""
 
     def config(self, topic: str, pattern: str) -> str:
         """Writes ``load.toml`` and returns its name."""
@@ -113,23 +136,24 @@ class Warehouse:
     def key_variables(self) -> dict[str, str]:
         """For commands without a configuration."""
         if self.server is None:
-            return {} if self.gcs is None else self.gcs.environment
-        return {**self.server.environment, "AWS_ACCESS_KEY_ID": KEYS[0], "AWS_SECRET_ACCESS_KEY": KEYS[1]}
+            return {}
+        keys = {"AWS_ACCESS_KEY_ID": KEYS[0], "AWS_SECRET_ACCESS_KEY": KEYS[1]}
+        return self.server.environment | (keys if isinstance(self.server, S3Proxy) else {})
 
 
 @contextmanager
 def warehouse_at(place: str, folder: Path, bootstrap: str) -> Iterator[Warehouse]:
     with ExitStack() as stack:
-        root, server, gcs = f"{place if place == 'file://' else ''}{folder}", None, None
+        root, server = f"{place if place == 'file://' else ''}{folder}", None
         if place.startswith("s3"):
-            server = stack.enter_context(S3Proxy(folder / "s3", keys=KEYS))
-            root = f"{place}{BUCKET}"
+            root, server = f"{place}{BUCKET}", stack.enter_context(S3Proxy(folder / "s3", keys=KEYS))
         elif place == "gs://":
-            gcs = stack.enter_context(GcsServer(folder / "gcs"))
-            root = f"{place}{BUCKET}"
+            root, server = f"{place}{BUCKET}", stack.enter_context(GcsServer(folder / "gcs"))
+        elif place == "abfss://":
+            root, server = ROOT, stack.enter_context(AzureServer(folder / "azure", KEYS[1]))
         elif place == "hdfs://":
             root = stack.enter_context(HdfsCluster(folder / "hdfs")).uri
-        user = Warehouse(root, server, folder, bootstrap, gcs)
+        user = Warehouse(root, server, folder, bootstrap)
         stack.callback(user.end)
         yield user
 
@@ -165,7 +189,7 @@ class KeyWatch:
         while not self._over.wait(0.3):
             with suppress(OSError):
                 page = urllib.request.urlopen(self._url, timeout=5).read()
-                self.pages += b"spark.hadoop.fs.s3a.secret.key" in page
+                self.pages += b"fs.s3a.secret.key" in page or b"fs.azure.account.key" in page
                 self._look(page, "Spark's page")
 
     def _look(self, content: bytes, where: str) -> None:
@@ -192,10 +216,14 @@ def texts(table: Location) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("place", PLACES)
-async def test_every_command_in_every_place(place: str, topic: Topic, tmp_path: Path):
+async def test_every_command_in_every_place(place: str, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     start, bad = lines("one", 1, 2, 3), lines("two words", 4)
     await topic.write(chunks_of("web1", start, bad), partitions=1)
     with warehouse_at(place, tmp_path, topic.bootstrap) as user, KeyWatch(KEYS, user.ui_port) as watch:
+        if isinstance(user.server, AzureServer):
+            for name, value in user.server.emulator.items():
+                monkeypatch.setenv(name, value)
+                user.env[name] = value
         table, of_load = user.table, ("--config", user.config(topic.name, r"(?<at>\S+) (?<what>\w+) (?<n>\d+)"))
         run = user.run
 
@@ -251,7 +279,7 @@ async def test_every_command_in_every_place(place: str, topic: Topic, tmp_path: 
         assert json.loads(run("load", *of_load, "--json"))["rows"] == 6
         assert texts(table) == sorted(whole * 2), "the operator asked for them once more"
         check_refusals(user, topic.name)
-        if user.server is not None:
+        if user.has_keys:
             assert watch.pages, "Spark's page was not looked at"
     assert watch.seen == set()
     contents = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
@@ -281,7 +309,7 @@ from logferry.loaders.spark.stores import settings_for
 from logferry.ops.runtime.jars import spark_jars
 table, topic, scratch = sys.argv[1:]
 stores = settings_for([Location.of(table)])
-jars = spark_jars(s3=table.startswith("s3"), gs=table.startswith("gs"))
+jars = spark_jars(**{store: table.startswith(uri) for store, uri in (("s3", "s3"), ("gs", "gs"), ("azure", "abfss"))})
 with spark_session(SparkSettings(master="local[2]"), jars, Path(scratch), stores) as spark:
     print("rows:", realtime(spark, table, topics=[topic]).count())
 """
@@ -315,13 +343,13 @@ def check_refusals(user: Warehouse, topic: str) -> None:
     for command in refused:
         run(*command, status=2)
         assert "no user and no password" in user.said[-1], user.said[-1]
-    if user.gcs is not None:
-        run("load", *topics, "--table", "gs://nowhere/t", status=3, more=user.key_variables)
     if user.server is None:
         return
-    elsewhere = ("load", *topics, "--table", "s3://nowhere/t")
-    run(*elsewhere, status=3, more=user.key_variables)
-    assert "NoSuchBucket" in user.said[-1], user.said[-1]
+    run("load", *topics, "--table", user.elsewhere, status=3, more=user.key_variables)
+    missing = {S3Proxy: "NoSuchBucket", AzureServer: "ContainerNotFound", GcsServer: "nowhere"}
+    assert missing[type(user.server)] in user.said[-1], user.said[-1]
+    if not user.has_keys:
+        return
     user.write_keys(OTHER_KEYS)
     commands: list[tuple[str, ...]] = [
         ("table", "state", *of_load),
@@ -330,7 +358,8 @@ def check_refusals(user: Warehouse, topic: str) -> None:
     ]
     for command in commands:
         run(*command, status=3)
-        reasons = "InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID", "403"  # of Spark, delta-rs and Arrow
+        # Of Spark, delta-rs and Arrow.
+        reasons = "InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID", "403", "AuthorizationFailure"
         assert any(reason in user.said[-1] for reason in reasons), user.said[-1]
     (user.folder / "secret").unlink()
     run("table", "state", *of_load, status=3)
@@ -340,7 +369,7 @@ def check_refusals(user: Warehouse, topic: str) -> None:
 async def test_keys_that_change_while_a_load_follows(topic: Topic, tmp_path: Path):
     """The store takes other keys from one moment on: the load continues with those that the files hold then."""
     with warehouse_at("s3://", tmp_path, topic.bootstrap) as user:
-        assert user.server is not None
+        assert isinstance(user.server, S3Proxy)
         config = user.config(topic.name, r"(?<at>\S+) (?<what>\w+) (?<n>\d+)")
         await topic.write(chunks_of("web1", lines("one", 1)))
         follower = user.start("load", "--config", config, "--follow")
