@@ -80,6 +80,8 @@ test-long: setup ## every test, including the long ones
 	for version in 4.2 4.1; do LOGFERRY_KAFKA_VERSION=$$version $(BIN)/pytest -m 'not long' $(OLDER_KAFKA) || exit 1; done
 	-GOBIN=$(CURDIR)/$(BIN) go install github.com/fsouza/fake-gcs-server@v1.56.1
 	$(BIN)/pytest --store gs $(STORED) tests/integration/loader/test_table_reload.py
+	-npm install --no-fund --no-audit --prefix $(CURDIR)/.venv azurite@3.35.0
+	$(BIN)/pytest --store azure $(STORED) tests/integration/loader/test_table_reload.py
 
 docs: $(STAMP) ## build the documentation into site/; fails on a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file ops/mkdocs.yml

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 from logferry.loaders.location import Location
+from logferry.ops.commands.load import stores_in
 from logferry.ops.runtime.jars import spark_jars
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 
@@ -86,4 +87,4 @@ def warehouse(store: str, tmp_path: Path) -> Location:
 @pytest.fixture(scope="session")
 def spark_jar_paths(store: str) -> list[Path]:
     """The jars that go beside pyspark's own."""
-    return spark_jars(s3=store.startswith("s3"), gs=store.startswith("gs"))
+    return spark_jars(**stores_in([store]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -40,4 +41,10 @@ def _stores(argv: list[str]) -> dict[str, bool]:
         with suppress(OSError, ValueError):
             if given != argument or before == "--config" or given.endswith(".toml"):
                 texts.append(Path(given).read_text(encoding="utf-8"))
-    return {name: any(map(uri.search, texts)) for name, uri in _STORES.items()}
+    return stores_in(texts)
+
+
+def stores_in(texts: Iterable[str]) -> dict[str, bool]:
+    """By store, whether the texts have a URI of it."""
+    known = list(texts)
+    return {name: any(map(uri.search, known)) for name, uri in _STORES.items()}

@@ -83,7 +83,8 @@ class LoaderProcess:
 
 
 def loader_env() -> dict[str, str]:
-    stores = {"s3": "AWS_ENDPOINT_URL" in os.environ, "gs": "STORAGE_EMULATOR_HOST" in os.environ}
+    variables = {"s3": "AWS_ENDPOINT_URL", "gs": "STORAGE_EMULATOR_HOST", "azure": "AZURE_STORAGE_USE_EMULATOR"}
+    stores = {store: variable in os.environ for store, variable in variables.items()}
     jars = os.pathsep.join(map(str, spark_jars(**stores)))
     return {**os.environ, **java_env(), "LOGFERRY_SPARK_JARS": jars}
 

@@ -306,11 +306,11 @@ from logferry.loaders.location import Location
 from logferry.loaders.query import realtime
 from logferry.loaders.spark.session import spark_session
 from logferry.loaders.spark.stores import settings_for
+from logferry.ops.commands.load import stores_in
 from logferry.ops.runtime.jars import spark_jars
 table, topic, scratch = sys.argv[1:]
 stores = settings_for([Location.of(table)])
-jars = spark_jars(**{store: table.startswith(uri) for store, uri in (("s3", "s3"), ("gs", "gs"), ("azure", "abfss"))})
-with spark_session(SparkSettings(master="local[2]"), jars, Path(scratch), stores) as spark:
+with spark_session(SparkSettings(master="local[2]"), spark_jars(**stores_in([table])), Path(scratch), stores) as spark:
     print("rows:", realtime(spark, table, topics=[topic]).count())
 """
 

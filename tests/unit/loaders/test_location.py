@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 from logferry.loaders.errors import StorageUnavailable
-from logferry.loaders.location import GsAccess, Location, S3Access, without_secrets
+from logferry.loaders.location import AzureAccess, GsAccess, Location, S3Access, without_secrets
 from logferry.loaders.storage.files import open_table
 
 WRONG = {
@@ -160,6 +160,45 @@ def test_google_cloud_storage_gets_credentials_only_with_tls(tmp_path: Path, mon
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "https://user:sEcReT@h")
     with pytest.raises(ValueError, match="the endpoint of gs:// is no URL") as refused:
         GsAccess().url()
+    assert "sEcReT" not in str(refused.value)
+
+
+AZURE: Final = "spark.hadoop.fs.azure."
+
+
+def test_azure_gets_the_key_of_the_file_or_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "key").write_text("sEcReT==\n")
+    at = Location.of("abfss://box@account.dfs.core.windows.net/t", AzureAccess(tmp_path / "key"))
+    assert at.options == {"retry_timeout": "60s", "azure_storage_account_key": "sEcReT=="}
+    assert at.access is not None
+    of_key = {f"{AZURE}account.auth.type": "SharedKey", f"{AZURE}account.key": "sEcReT=="}
+    assert at.access.hadoop_options() == {f"{AZURE}ssl.channel.mode": "Default_JSSE", **of_key}
+    assert at.for_spark == at.uri
+    assert "sEcReT" not in f"{at!r} {at.access!r}"
+    assert without_secrets("sEcReT== is wrong") == "*** is wrong"
+    nothing = Location.of("abfss://box@account.dfs.core.windows.net/t").access
+    assert nothing is not None
+    assert nothing.hadoop_options() == {f"{AZURE}ssl.channel.mode": "Default_JSSE"}, "the cluster's settings decide"
+    for name in ("TENANT_ID", "CLIENT_ID", "CLIENT_SECRET"):
+        monkeypatch.setenv(f"AZURE_{name}", f"the-{name}")
+    assert nothing.hadoop_options()[f"{AZURE}account.auth.type"] == "OAuth"
+    assert "/the-TENANT_ID/" in nothing.hadoop_options()[f"{AZURE}account.oauth2.client.endpoint"]
+    assert nothing.delta_options() == {"retry_timeout": "60s"}, "delta-rs knows the variables itself"
+
+
+def test_an_emulator_of_azure_is_used_where_the_variables_say_so(monkeypatch: pytest.MonkeyPatch):
+    at = Location.of("abfss://box@account.dfs.core.windows.net/t")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10001")
+    assert at.for_spark == at.uri
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    assert at.for_spark == "abfs://box@account.dfs.core.windows.net/t"
+    assert at.access is not None
+    options = at.access.hadoop_options()
+    assert options[f"{AZURE}abfs.endpoint"] == "127.0.0.1:10001"
+    assert options[f"{AZURE}fns.account.service.type"] == "BLOB"
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", "http://user:sEcReT@host")
+    with pytest.raises(ValueError, match="AZURITE_BLOB_STORAGE_URL is no URL") as refused:
+        at.access.hadoop_options()
     assert "sEcReT" not in str(refused.value)
 
 

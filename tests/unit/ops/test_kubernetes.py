@@ -187,12 +187,14 @@ def test_the_image_has_the_jars_of_each_load(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_build_argument_names_the_stores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = fetched_by_the_image(monkeypatch, tmp_path, STORES="")
-    s3, gs = (fetched_by_the_image(monkeypatch, tmp_path, STORES=name) - plain for name in ("s3", "gs"))
+    names = ("s3", "gs", "azure")
+    s3, gs, azure = (fetched_by_the_image(monkeypatch, tmp_path, STORES=name) - plain for name in names)
     assert sorted(one.partition("-")[0] for one in s3) == ["aws", "s3a"]
     assert sorted(one.partition("-")[0] for one in gs) == ["gcs"]
+    assert sorted(one.partition("-")[0] for one in azure) == ["azure"]
     assert fetched_by_the_image(monkeypatch, tmp_path, STORES="s3,gs") == plain | s3 | gs
     with pytest.raises(SystemExit):
-        fetched_by_the_image(monkeypatch, tmp_path, STORES="s3,azure")
+        fetched_by_the_image(monkeypatch, tmp_path, STORES="s3,oci")
 
 
 def test_prometheus_may_enter_where_it_scrapes() -> None:

@@ -38,4 +38,4 @@ def test_the_jars_of_a_store_are_fetched_whatever_the_name_of_the_configuration(
     file = tmp_path / "load.conf"
     file.write_text('[[tables]]\npath = "s3://bucket/logs"\n')
     named = [argument.replace("FILE", str(file)) for argument in arguments]
-    assert _stores(named) == {"s3": True, "gs": False}
+    assert _stores(named) == {"s3": True, "gs": False, "azure": False}

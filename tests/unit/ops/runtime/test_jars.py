@@ -257,6 +257,8 @@ def test_the_jars_are_those_of_the_installed_pyspark(monkeypatch: pytest.MonkeyP
         assert [str(jar) for jar in jars.spark_jars(s3=True)] == names
         assert [str(jar) for jar in jars.spark_jars()] == names[:1]
         assert [str(jar) for jar in jars.spark_jars(gs=True)] == [names[0], "gcs-4.0.4"]
+        hadoop = names[1].rpartition("-")[2]
+        assert [str(jar) for jar in jars.spark_jars(azure=True)] == [names[0], f"azure-{hadoop}"]
 
 
 @pytest.mark.parametrize("installed", ["3.5.8", "4.2.0", "40.1.0"])
