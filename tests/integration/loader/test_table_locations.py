@@ -144,7 +144,8 @@ class Warehouse:
 @contextmanager
 def warehouse_at(place: str, folder: Path, bootstrap: str) -> Iterator[Warehouse]:
     with ExitStack() as stack:
-        root, server = f"{place if place == 'file://' else ''}{folder}", None
+        root = f"{place if place == 'file://' else ''}{folder}"
+        server: Server | None = None
         if place.startswith("s3"):
             root, server = f"{place}{BUCKET}", stack.enter_context(S3Proxy(folder / "s3", keys=KEYS))
         elif place == "gs://":
