@@ -163,18 +163,20 @@ class HBaseMeta:
             if error.kind.endswith(_UNREADABLE):
                 raise
             raise Unanswered(f"{who} refuses a scan of it: {error}") from None
-        except (ForeignBytes, struct.error) as error:
+        except ForeignBytes as error:
             raise Unanswered(f"{who} gave barriers that cannot be read: {error}") from None
 
 
 def parents_of(cells: Iterable[Any]) -> dict[str, tuple[ParentRegion, ...]]:
-    """As `HBaseMeta.parents`, from the cells of the family. Raises ForeignBytes, struct.error."""
+    """As `HBaseMeta.parents`, from the cells of the family. Raises ForeignBytes."""
     barriers: dict[str, list[int]] = {}
     names: dict[str, list[str]] = {}
     for cell in cells:
         region = _encoded(cell.row)
         names.setdefault(region, [])
         if cell.qualifier == _BARRIER:
+            if len(cell.value) != _LONG.size:
+                raise ForeignBytes(f"a barrier of {len(cell.value)} bytes")
             barriers.setdefault(region, []).append(_LONG.unpack(cell.value)[0])
         elif cell.qualifier == _PARENT:
             names[region] = [_encoded(name) for name in _joined_names(cell.value)]
