@@ -19,7 +19,7 @@ from contextlib import suppress
 from logferry.client.events import log_event
 from logferry.client.hbase.changes import CellFilter, RegionHistory, SequenceRestarted, ShippedEdits, WrongCluster
 from logferry.client.hbase.definition import PeerDefinition, Unfit, check_peer, cluster_key, missing_tables, peer_of
-from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered, RegionOrder
+from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered, ParentOrder
 from logferry.client.hbase.frames import CallFailed, RemoteCall
 from logferry.client.hbase.master import HBaseMaster, HBaseMeta
 from logferry.client.hbase.metrics import Figures, render
@@ -106,7 +106,7 @@ class Connector:
             check_peer(self.name, peer.config, self.definition, self._key)
         self._registry.define(self.name, self.definition)
         delivery = GatewayDelivery(self._cluster, self.definition.topic, self._dialer, stop)
-        order = RegionOrder(
+        order = ParentOrder(
             HBaseMeta(self._registry.meta).parents,
             lambda region: pushed_of(self._registry, self.name, region),
             delivery.recorded,

@@ -8,7 +8,7 @@
 * A request whose outcome is unknown is sent again as it is, until the deadline; then HBase ships the call again.
 * What the gateway names as recorded is not sent again within a call. So a call that HBase ships again after its
   deadline is carried on where the gateway is, and comes to its end however large it is.
-* A region that came out of others waits for their last edits: `RegionOrder`.
+* A region that came out of others waits for their last edits: `ParentOrder`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def recorded_id(cluster: GatewayCluster, topic: str, connections: Connections, t
 # ---- the order between regions --------------------------------------------------------------------------------------
 
 
-class RegionOrder:
+class ParentOrder:
     """No edit of a region is recorded before the last ones of the regions that it was split from or merged of.
 
     HBase's serial peers ship in this order, but not always. The opening of a region is in the log before its first

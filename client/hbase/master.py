@@ -140,7 +140,7 @@ class HBaseMeta:
         CallFailed where HBase will not show them.
         """
         name = table.encode()
-        # In the order of meta, by table, start and id: " " is before all that a longer name may go on with.
+        # In the order of meta, by table, start and id: a longer name continues with a byte above " ".
         scan = {"column": [{"family": _BARRIERS}], "start_row": name + b",,", "stop_row": name + b" ,,"}
         region = {"type": _REGION_NAME_TYPE, "value": _META_REGION}
         asked = messages.new("ScanRequest", region=region, scan={**scan, "max_versions": _ALL}, number_of_rows=_ROWS)

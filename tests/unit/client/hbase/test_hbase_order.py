@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from logferry.client.hbase import delivery
-from logferry.client.hbase.delivery import LONGEST_S, NotDelivered, RegionOrder
+from logferry.client.hbase.delivery import LONGEST_S, NotDelivered, ParentOrder
 from logferry.client.hbase.frames import CallFailed
 from logferry.client.hbase.master import ParentRegion
 from logferry.client.hbase.zookeeper import Unanswered
@@ -33,7 +33,7 @@ class World:
         self.looked = 0
         self.time = 1000.0
         self.at_pause: Callable[[], object] = lambda: None
-        self.order = RegionOrder(self._parents, self._pushed, self._recorded, self._pause, self._now)
+        self.order = ParentOrder(self._parents, self._pushed, self._recorded, self._pause, self._now)
 
     def _now(self) -> float:
         self.time += 1e-6  # no two looks at a clock are the same
@@ -176,7 +176,7 @@ def test_waiting_regions_leave_threads_for_the_parents(world: World, monkeypatch
         waiting.release()
         return go.wait(60)
 
-    order = RegionOrder(lambda table: found, lambda region: 7, lambda table, region: 0, pause)
+    order = ParentOrder(lambda table: found, lambda region: 7, lambda table, region: 0, pause)
     with ThreadPoolExecutor(5) as pool:
         calls = [pool.submit(order.check, TABLE, child) for child in children[:2]]
         assert waiting.acquire(timeout=60)
@@ -207,7 +207,7 @@ def test_threads_that_ask_at_a_time_share_the_answer_also_a_missing_one(world: W
         inside.release()
         return float(len(asked))
 
-    order = RegionOrder(parents, lambda region: -1, lambda table, region: 0, lambda seconds: True, now)
+    order = ParentOrder(parents, lambda region: -1, lambda table, region: 0, lambda seconds: True, now)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(order.check, TABLE, CHILD)
         assert began.wait(60)
