@@ -19,11 +19,11 @@ from contextlib import suppress
 from logferry.client.events import log_event
 from logferry.client.hbase.changes import CellFilter, RegionHistory, SequenceRestarted, ShippedEdits, WrongCluster
 from logferry.client.hbase.definition import PeerDefinition, Unfit, check_peer, cluster_key, missing_tables, peer_of
-from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered
+from logferry.client.hbase.delivery import GatewayDelivery, NotDelivered, ParentOrder
 from logferry.client.hbase.frames import CallFailed, RemoteCall
-from logferry.client.hbase.master import HBaseMaster
+from logferry.client.hbase.master import HBaseMaster, HBaseMeta
 from logferry.client.hbase.metrics import Figures, render
-from logferry.client.hbase.progress import GatewayReports
+from logferry.client.hbase.progress import GatewayReports, pushed_of
 from logferry.client.hbase.server import CallRefused, PeerServer, ServerLimits
 from logferry.client.hbase.zookeeper import Address, Registry, Unanswered
 from logferry.client.transport.cluster import GatewayCluster
@@ -38,10 +38,17 @@ _PART = 0.75
 
 
 class Shipping:
-    """What a connector does with each call. Thread-safe."""
+    """What a connector does with each call. ``check``: as for `GatewayDelivery.deliver`. Thread-safe."""
 
-    def __init__(self, definition: PeerDefinition, cluster_id: str, delivery: GatewayDelivery) -> None:
+    def __init__(
+        self,
+        definition: PeerDefinition,
+        cluster_id: str,
+        delivery: GatewayDelivery,
+        check: Callable[[str, str], None] = lambda table, region: None,
+    ) -> None:
         self._filter, self._cluster_id, self._delivery = CellFilter(definition), cluster_id, delivery
+        self._check = check
         self._encoding = definition.encoding
         self._history = RegionHistory()
         self.figures = Figures()
@@ -51,7 +58,7 @@ class Shipping:
         allowed_s = min(call.timeout_ms / 1000 or _CALL_S, _CALL_S) * _PART
         try:
             edits = ShippedEdits(call.param, call.cells, self._cluster_id, self._filter, self._history, self._encoding)
-            done = self._delivery.deliver(edits, call.came + allowed_s)
+            done = self._delivery.deliver(edits, call.came + allowed_s, self._check)
         except (WrongCluster, SequenceRestarted) as error:
             raise CallRefused(str(error)) from None
         except NotDelivered as error:
@@ -99,7 +106,13 @@ class Connector:
             check_peer(self.name, peer.config, self.definition, self._key)
         self._registry.define(self.name, self.definition)
         delivery = GatewayDelivery(self._cluster, self.definition.topic, self._dialer, stop)
-        shipping = Shipping(self.definition, self._registry.cluster_id(), delivery)
+        order = ParentOrder(
+            HBaseMeta(self._registry.meta).parents,
+            lambda region: pushed_of(self._registry, self.name, region),
+            delivery.recorded,
+            stop.wait,
+        )
+        shipping = Shipping(self.definition, self._registry.cluster_id(), delivery, order.check)
         figures = shipping.figures
         server = PeerServer(self._listen.host, self._listen.port, shipping.carry_out, self._limits, figures)
         node = f"{self._advertise},{server.port},{int(time.time() * 1000)}"

@@ -25,6 +25,7 @@ do_not_retry=5 bool
 ResponseHeader: call_id=1 uint32, exception=2 ExceptionResponse, cell_block_meta=3 CellBlockMeta
 ServerName: host_name=1 string, port=2 uint32, start_code=3 uint64
 ActiveMaster: master=1 ServerName
+MetaRegionServer: server=1 ServerName
 ClusterId: cluster_id=1 string
 UUID: least_sig_bits=1 uint64, most_sig_bits=2 uint64
 WALKey: encoded_region_name=1 bytes, table_name=2 bytes, log_sequence_number=3 uint64, write_time=4 uint64, \
@@ -57,6 +58,13 @@ ProcedureResultRequest: proc_id=1 uint64
 GenericException: class_name=1 string, message=2 string
 ForeignException: generic_exception=2 GenericException
 ProcedureResult: state=1 int32, exception=5 ForeignException
+RegionSpecifier: type=1 int32, value=2 bytes
+Column: family=1 bytes, qualifier=2* bytes
+Scan: column=1* Column, start_row=3 bytes, stop_row=4 bytes, max_versions=7 uint32
+ScanRequest: region=1 RegionSpecifier, scan=2 Scan, scanner_id=3 uint64, number_of_rows=4 uint32
+Cell: row=1 bytes, family=2 bytes, qualifier=3 bytes, value=6 bytes
+Result: cell=1* Cell
+ScanResponse: scanner_id=2 uint64, more_results=3 bool, results=5* Result, more_results_in_region=8 bool
 """
 _TYPES = {
     "string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING,

@@ -81,6 +81,17 @@ def pushed(registry: Registry, name: str) -> Iterator[tuple[str, int]]:
                     yield first + second + rest, _position(registry.hbase_data(f"{top}/{first}/{second}/{node}"))
 
 
+def pushed_of(registry: Registry, name: str, region: str) -> int | None:
+    """The highest sequence id that HBase has shipped of the region, -1: nothing. None: it keeps these ids elsewhere, as
+    HBase 3 does. Raises Unanswered.
+    """
+    top = "replication/regions"
+    data = registry.hbase_data(f"{top}/{region[:2]}/{region[2:4]}/{region[4:]}-{name}")
+    if data is None and registry.hbase_data(top) is None:
+        return None
+    return _position(data) if data else -1
+
+
 def _queues(registry: Registry, name: str) -> Iterator[tuple[str, tuple[WalQueue, ...]]]:
     """By region server. A queue that was taken over is named PEER-SERVER-SERVER..."""
     for server in registry.hbase_children("replication/rs"):

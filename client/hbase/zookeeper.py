@@ -86,11 +86,18 @@ class Registry:
 
     def master(self) -> Address:
         """The active master."""
-        data = self._of_hbase("master")
+        return self._server("master", "ActiveMaster", "master")
+
+    def meta(self) -> Address:
+        """The region server that has hbase:meta."""
+        return self._server("meta-region-server", "MetaRegionServer", "server")
+
+    def _server(self, name: str, message: str, field: str) -> Address:
+        data = self._of_hbase(name)
         try:
-            found = messages.parse("ActiveMaster", data.removeprefix(_PROTOBUF_MARK)).master
+            found = getattr(messages.parse(message, data.removeprefix(_PROTOBUF_MARK)), field)
         except ForeignBytes as error:
-            raise Unanswered(f"{self._hbase}/master of ZooKeeper cannot be read: {error}") from None
+            raise Unanswered(f"{self._hbase}/{name} of ZooKeeper cannot be read: {error}") from None
         return Address(found.host_name, found.port)
 
     def watch_peer(self, name: str) -> None:

@@ -242,7 +242,7 @@ public class HBaseShell {
     }
 
     private String split(String region, String row) throws Exception {
-        admin.splitRegionAsync(regionName(region), Bytes.toBytes(row)).get(60, TimeUnit.SECONDS);
+        admin.splitRegionAsync(regionName(region), Bytes.toBytesBinary(row)).get(60, TimeUnit.SECONDS);
         return "";
     }
 

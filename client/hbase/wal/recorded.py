@@ -6,11 +6,9 @@ left out.
 
 from __future__ import annotations
 
-import json
-from urllib.parse import quote
-
+from logferry.client.hbase.delivery import recorded_id
 from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.connections import Connections, Dialer, NoResponse
+from logferry.client.transport.connections import Connections, Dialer
 
 _ANSWER_TIMEOUT_S = 30.0
 
@@ -26,22 +24,8 @@ class RecordedIds:
     def of(self, table: str, region: str) -> int:
         """The last sequence id, as it was when it was first asked for; 0: unknown, or nothing is recorded."""
         if region not in self._found:
-            self._found[region] = self._ask(table, region)
+            self._found[region] = recorded_id(self._cluster, self._topic, self._connections, table, region)
         return self._found[region]
 
     def close(self) -> None:
         self._connections.close()
-
-    def _ask(self, table: str, region: str) -> int:
-        base = self._cluster.current_url()
-        path = f"/v1/topics/{quote(self._topic, safe='')}/sources/{region}?partition_key={quote(table, safe='')}"
-        url = base + path
-        headers = {"User-Agent": "logferry-hbase", **self._cluster.authorization(url)}
-        try:
-            reply = self._connections.exchange(url, headers, None, "GET")
-            return int(json.loads(reply.body)["recorded_seqno"] or 0) if reply.status == 200 else 0
-        except NoResponse:
-            self._cluster.failed(base)
-        except (ValueError, KeyError, TypeError):
-            pass
-        return 0

@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 from logferry.client.hbase import connector as connectors
+from logferry.client.hbase import master as masters
 from logferry.client.hbase.cells import TYPES
 from logferry.client.hbase.changes import CLOCKS_MS
 from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
+from logferry.client.hbase.delivery import _CLOSE_IDS
+from logferry.client.hbase.master import HBaseMeta
 from logferry.client.hbase.server import ServerLimits
 from logferry.client.hbase.zookeeper import Address, Registry
 from logferry.client.transport.cluster import GatewayCluster
@@ -39,6 +42,7 @@ from tests.support.hbase import (
     stored,
     wait_shipped,
 )
+from tests.support.hbase_calls import RegionServer, put
 from tests.support.hbase_log import HBaseTail
 
 pytestmark = needs_jdk
@@ -282,6 +286,54 @@ def test_a_table_that_is_dropped_does_not_end_the_others(subscription: Subscript
     subscription.put("started-again")
     assert subscription.rows_with("started-again") == ["after", "started-again"]
     connector.stop()
+
+
+def test_a_region_waits_for_those_that_it_came_out_of(
+    subscription: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region server ships the new regions, while HBase has the last edits of the old ones still to ship."""
+    name, hbase = subscription.name, subscription.hbase
+    rows = ("0", "2", "6", "b")
+    hbase.shell(f"create {name} d 1 3")
+    connector = subscription.connector().start()
+    for row in rows:
+        subscription.put(row, value="first")
+    assert set(subscription.rows_with("b")) <= set(rows)
+    subscription.wait_shipped()
+    subscription.command("pause", name)
+    for row in rows:
+        subscription.put(row, value="last-of-the-parent")
+    split, *merged = [one.split("@")[0] for one in hbase.shell(f"regions {name}").split()]
+    hbase.shell(f"split {split} 1")
+    hbase.shell(f"merge {' '.join(merged)}")
+    for row in rows:
+        subscription.put(row, value="of-the-child")
+    lower, upper, both = [one.split("@")[0] for one in hbase.shell(f"regions {name}").split()]
+    with Registry([hbase.zookeeper]) as registry:
+        meta = HBaseMeta(registry.meta)
+        parents = meta.parents(name)
+        with monkeypatch.context() as patch:
+            patch.setattr(masters, "_ROWS", 1)
+            assert meta.parents(name) == parents, "a scan in pieces"
+        cluster_id, (connected,) = registry.cluster_id(), registry.connectors(name)
+    assert {one.region for one in parents[both]} == set(merged)
+    assert [one.region for one in (*parents[lower], *parents[upper])] == [split, split]
+    with RegionServer(int(connected.rpartition(":")[2])) as source:
+        for child, row in ((lower, "0"), (both, "6")):
+            refusal = source.ship([(child, 1, [put(row, b"too early")])], cluster=cluster_id, table=name)
+            assert re.search(f"region {child} waits for its parent [0-9a-f]{{32}}, shipped to [0-9]+ of", refusal)
+            assert any(one.region in refusal for one in parents[child])
+    subscription.command("resume", name)
+    subscription.wait_shipped()
+    connector.stop()
+    found = chunks_of(subscription._workers.kafka.bootstrap, subscription.topic)
+    assert judge(found, {name: scanned(hbase, name, subscription.folder)}) == 0
+    for row in rows:
+        values = [one.change.value for one in found if one.change.row == row.encode()]
+        assert values == [b"first", b"last-of-the-parent", b"of-the-child"]
+    for parent in (*parents[both], *parents[lower]):
+        last = max(one.sequence_id for one in found if one.source_id == parent.region)
+        assert last <= parent.end - _CLOSE_IDS, "HBase closes a region with fewer sequence ids than before"
 
 
 def test_two_new_subscriptions_of_one_topic_do_not_both_begin(subscription: Subscription) -> None:
