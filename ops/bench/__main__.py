@@ -15,6 +15,7 @@ from logferry.ops.bench.suites import (
     console,
     delivery,
     gateway,
+    hbase,
     load,
     mirror,
     overhead,
@@ -26,7 +27,7 @@ from logferry.ops.bench.suites import (
 # Every public function of a suite is a benchmark.
 BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     name: function
-    for suite in (gateway, mirror, load, push, audit, query, overhead, compact, receivers, delivery, console)
+    for suite in (gateway, mirror, load, push, audit, query, overhead, compact, receivers, delivery, console, hbase)
     for name, function in vars(suite).items()
     if isfunction(function) and function.__module__ == suite.__name__ and not name.startswith("_")
 }

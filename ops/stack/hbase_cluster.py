@@ -14,7 +14,7 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
@@ -23,6 +23,7 @@ from xml.sax.saxutils import escape
 from logferry.ops.cli.problems import Unavailable
 from logferry.ops.runtime.jars import hbase_jars
 from logferry.ops.runtime.java import find_java
+from logferry.ops.stack.kafka_cluster import QUICK_START
 from logferry.ops.stack.processes import Child, free_ports, stop_all
 
 ZOOKEEPER: Final = "zookeeper"
@@ -65,9 +66,14 @@ class HBaseCluster:
     """
 
     def __init__(
-        self, folder: Path, servers: int = 2, settings: Mapping[str, str] | None = None, version: str = "2.6"
+        self,
+        folder: Path,
+        servers: int = 2,
+        settings: Mapping[str, str] | None = None,
+        version: str = "2.6",
+        jvm: Sequence[str] = QUICK_START,
     ) -> None:
-        self._folder, self._version = folder, version
+        self._folder, self._version, self._jvm = folder, version, jvm
         self.data = folder / "data"
         ports = iter(free_ports(3 + 2 * servers))
         self._zookeeper_port = next(ports)
@@ -200,7 +206,7 @@ class HBaseCluster:
         is_hdfs = self._settings["hbase.rootdir"].startswith("hdfs:")
         jars = os.pathsep.join([str(self._folder / name), *map(str, hbase_jars(self._version, hdfs=is_hdfs))])
         opened = [option for package in _OPENED for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
-        jvm = [f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"]
+        jvm = [f"-Xmx{heap}", "-XX:+ExitOnOutOfMemoryError", *self._jvm]
         quiet = ["-XX:-UsePerfData", "-Djava.awt.headless=true", "-Dzookeeper.admin.enableServer=false"]
         # ZooKeeper's tick: a session may be as short as two of them.
         tick = ["-Dzookeeper.tickTime=1000"] if name == ZOOKEEPER else []
