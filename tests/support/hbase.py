@@ -186,10 +186,15 @@ def is_packed(chunk: Chunk) -> bool:
 
 
 def wait_shipped(hbase: HBaseCluster, bootstrap: str, topic: str, tables: Sequence[str], folder: Path) -> None:
-    """Until the topic has every change of the scans. `judge` decides on the rest, once all connectors have ended."""
+    """Until the topic has every change of the scans. `judge` decides on the rest, once all connectors have ended.
+
+    Fails when nothing more came for a while: how long all of it takes depends on how much was written meanwhile.
+    """
     wanted = {(table, change) for table in tables for change in scanned(hbase, table, folder)}
-    deadline = time.monotonic() + _PATIENCE_S
+    left, deadline = len(wanted) + 1, 0.0
     while missing := wanted - {(one.table, one.change) for one in chunks_of(bootstrap, topic)}:
+        if len(missing) < left:
+            left, deadline = len(missing), time.monotonic() + _PATIENCE_S
         assert time.monotonic() < deadline, (
             f"{len(missing)} of {len(wanted)} changes are not shipped: {list(missing)[:3]}"
         )
