@@ -109,6 +109,8 @@ _SETTINGS: Final = {
     "spark.kafka.consumer.fetchedData.cache.timeout": "2s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Spark's own, and the keys of Azure's accounts: what its page and event log hide.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|account[.]?key",
     # Tables that are loaded at the same time share the tasks.
     "spark.scheduler.mode": "FAIR",
 }
