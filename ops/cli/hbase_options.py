@@ -19,6 +19,7 @@ def named(text: str) -> str:
 def add_status_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", help="of any gateway worker: show also what it has recorded")
+    _add_folder_options(parser, is_required=False)
     add(
         "--token-file", metavar="FILE", help=f"file with the token (default: the environment variable {TOKEN_VARIABLE})"
     )
@@ -47,12 +48,18 @@ def _add_write_options(parser: argparse.ArgumentParser) -> None:
     add("-v", "--verbose", action="store_true", help="log everything")
 
 
-def add_tail_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--wals", required=True, metavar="DIR", help="WALs of HBase: a folder, or webhdfs://HOST:PORT[,HOST:PORT]/PATH")
-    add("--old-wals", required=True, metavar="DIR", help="oldWALs of HBase, in the same HDFS if that is a URL")
+def _add_folder_options(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
+    add, why = parser.add_argument, "" if is_required else ": show also the sizes of its logs"
+    kinds = "a folder, or webhdfs://HOST:PORT[,HOST:PORT]/PATH"
+    add("--wals", required=is_required, metavar="DIR", help=f"WALs of HBase, {kinds}{why}")
+    add("--old-wals", required=is_required, metavar="DIR", help="oldWALs of HBase, in the same HDFS if that is a URL")
     add("--hdfs-user", metavar="NAME", help="reads HDFS without security (default: the user of this process)")
     add("--hdfs-token-file", type=Path, metavar="FILE", help="with a delegation token of HDFS")
+
+
+def add_tail_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _add_folder_options(parser, is_required=True)
     add(
         "--positions",
         type=Path,

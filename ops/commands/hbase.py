@@ -18,7 +18,7 @@ from logferry.client.hbase.connector import Connector
 from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
 from logferry.client.hbase.frames import CallFailed
 from logferry.client.hbase.master import HBaseMaster
-from logferry.client.hbase.progress import listed, with_progress
+from logferry.client.hbase.progress import listed, with_progress, with_sizes
 from logferry.client.hbase.server import ServerLimits
 from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.tail import TailOptions, tail_logs
@@ -220,8 +220,17 @@ def _list(args: argparse.Namespace, registry: Registry) -> int:
 
 
 def _status(args: argparse.Namespace, registry: Registry) -> int:
+    if (args.wals is None) != (args.old_wals is None):
+        raise UsageError("--wals and --old-wals: name both folders")
     gateway = GatewayClient(args.url, token_of(args), args.ca_file) if args.url else None
     found = [_compared(one, registry, gateway) for one in _all(registry)]
+    if args.wals is not None:
+        folders = _log_folders(args)
+        folders.check()
+        try:
+            found = [with_sizes(one, folders.sizes) for one in found]
+        except OSError as error:
+            raise Unavailable(f"--wals {args.wals}: {error}") from None
     _print_status(found, args.json)
     return int(any(one["problems"] for one in found))
 
@@ -292,7 +301,8 @@ def _figures_shown(server: dict[str, Any]) -> str:
         whose = f" of {queue['taken_over_from']}" if queue["taken_over_from"] else ""
         last = queue["wals"][-1]["position"] if queue["wals"] else 0
         count = len(queue["wals"])
-        parts.append(f"{count} log{'s' * (count != 1)}{whose} to ship (position {last} in the newest)")
+        left = "" if queue.get("left_bytes") is None else f", {queue['left_bytes']:,} bytes"
+        parts.append(f"{count} log{'s' * (count != 1)}{whose} to ship{left} (position {last} in the newest)")
     if server["shipped_operations"] is not None:
         parts.append(f"{server['shipped_operations']} operations shipped")
     if server["age_ms"] is not None:

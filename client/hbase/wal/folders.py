@@ -8,7 +8,8 @@ listed. ``WALs`` is listed first: so a file that moves meanwhile is seen twice, 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -33,6 +34,9 @@ class FileStore(Protocol):
 
     def is_all(self, path: str, size: int) -> bool:
         """Whether the file has no more than these bytes, and none will come."""
+
+    def size(self, path: str) -> int:
+        """In bytes; of a file that is written, perhaps too small."""
 
     def check(self, folder: str) -> None:
         """Raises Unfit for what is no folder, or may not be read; a store that does not answer is waited for."""
@@ -64,6 +68,16 @@ class LogFolders:
                     raise
         found += self._under(self._old_wals, True)
         return list({(one.log, one.number): one for one in found}.values())
+
+    def sizes(self, names: Container[str]) -> dict[str, int]:
+        """Of the files with these names that are there, in bytes. Raises OSError."""
+        found = {}
+        for one in self.files():
+            name = one.path.rpartition("/")[2]
+            if name in names:
+                with suppress(FileNotFoundError):  # it moved, or was removed
+                    found[name] = self._store.size(one.path)
+        return found
 
     def _under(self, folder: str, is_closed: bool, is_server: bool = False) -> Iterator[WalFile]:
         for one in self._store.entries(folder):
@@ -103,7 +117,10 @@ class LocalStore:
             return bytes(data)
 
     def is_all(self, path: str, size: int) -> bool:
-        return Path(path).stat().st_size <= size
+        return self.size(path) <= size
+
+    def size(self, path: str) -> int:
+        return Path(path).stat().st_size
 
     def check(self, folder: str) -> None:
         if not Path(folder).is_dir():

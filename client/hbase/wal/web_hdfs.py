@@ -75,6 +75,9 @@ class WebHdfs:
         found = self._json(self._ask("GET_BLOCK_LOCATIONS", path), path, "LocatedBlocks")
         return not found["isUnderConstruction"] and bool(found["fileLength"] <= size)
 
+    def size(self, path: str) -> int:
+        return int(self._json(self._ask("GET_BLOCK_LOCATIONS", path), path, "LocatedBlocks", "fileLength"))
+
     def check(self, folder: str) -> None:
         try:
             status = self._json(self._ask("GETFILESTATUS", folder), folder, "FileStatus")

@@ -433,6 +433,7 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     assert subscription.rows() == ["before"]
     assert "none: HBase keeps the changes" in subscription.command("list")
     assert "no connector runs" in subscription.command("status", expect=1)
+    check_sizes(subscription)
     connector.start()
     subscription.command("resume", name)
     subscription.wait_shipped()
@@ -443,6 +444,24 @@ def test_a_subscription_is_listed_paused_resumed_and_removed(subscription: Subsc
     assert (connector.child.exit_status, "was removed" in text) == (2, True)
     assert name not in subscription.command("list"), "the connector has left nothing"
     assert f"there is no subscription {name}" in subscription.command("pause", name, expect=2)
+
+
+def check_sizes(subscription: Subscription) -> None:
+    """Of the logs that a subscription has still to ship, by the files of HBase."""
+    folders = ["--wals", f"{subscription.hbase.data}/WALs", "--old-wals", f"{subscription.hbase.data}/oldWALs"]
+    shown = json.loads(subscription.command("status", "--json", *folders, expect=1))["subscriptions"]
+    (own,) = (one for one in shown if one["name"] == subscription.name)
+    queues = [queue for server in own["servers"] for queue in server["queues"]]
+    sizes = {path.name: path.stat().st_size for path in subscription.hbase.data.glob("*WALs/**/*") if path.is_file()}
+    assert queues
+    assert all(0 < wal["size"] <= sizes[wal["wal"]] for queue in queues for wal in queue["wals"])
+    assert any(queue["left_bytes"] for queue in queues), "a row waits"
+    assert re.search(r"to ship, [0-9,]+ bytes \(position", subscription.command("status", *folders, expect=1))
+    (empty := subscription.folder / "empty").mkdir()
+    text = subscription.command("status", "--wals", str(empty), "--old-wals", str(empty), expect=1)
+    assert "which HBase has to ship, is missing" in text
+    assert "no folder" in subscription.command("status", "--wals", "/none", "--old-wals", "/none", expect=2)
+    assert "name both folders" in subscription.command("status", "--wals", "/none", expect=2)
 
 
 def test_a_topic_that_is_missing_is_an_error_and_nothing_is_lost(subscription: Subscription, workers: Gateway) -> None:
