@@ -110,11 +110,11 @@ def test_no_key_is_an_argument_of_a_process(tmp_path: Path):
 def test_the_page_and_the_event_log_hide_the_keys_of_all_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Under spark-submit they are settings of Spark as well, which it shows but for the names that match."""
     (tmp_path / "secret").write_text("sEcReT")
-    files = dict.fromkeys(("access_key_file", "secret_key_file", "session_token_file"), tmp_path / "secret")
+    file = tmp_path / "secret"
     monkeypatch.setenv("AZURE_TENANT_ID", "tenant")
     monkeypatch.setenv("AZURE_CLIENT_ID", "client")
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "sEcReT")
-    stores = (S3Access(**files), AzureAccess(tmp_path / "secret"), AzureAccess())
+    stores = (S3Access(None, None, file, file, file), AzureAccess(file), AzureAccess())
     keys = [name for store in stores for name, value in store.hadoop_options().items() if value == "sEcReT"]
     assert len(keys) == 5
     hidden = re.compile(told(tmp_path)["spark.redaction.regex"])
