@@ -117,6 +117,26 @@ def load(hbase: HBaseCluster, stack: Stack, request: pytest.FixtureRequest, tmp_
         running.close()
 
 
+@contextmanager
+def supervised(load: Load) -> Iterator[None]:
+    """What ends by itself is started again, as by a service manager: a region server does when it lost ZooKeeper."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            for name, child in load.hbase.children.items():
+                if name not in load.away:
+                    child.start()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def move(load: Load) -> None:
     """Every second region of a table, each to another server."""
     for name, _ in load.regions()[::2]:
@@ -192,9 +212,13 @@ def broker_killed(load: Load) -> None:
 
 
 def zookeeper_killed(load: Load) -> None:
-    """Away for less than a session: the connectors stay announced."""
-    load.hbase.restart(ZOOKEEPER)
-    load.more(RATE)
+    """Away for less than a session: the connectors stay announced. On a slow machine it may be more: a region server
+    that lost its session ends.
+    """
+    with supervised(load):
+        load.hbase.restart(ZOOKEEPER)
+        load.more(RATE)
+        load.hbase.wait_ready()
 
 
 def master_killed(load: Load) -> None:
@@ -250,26 +274,6 @@ STRIKES: dict[str, Callable[[Load], None]] = {
     "the other worker": lambda load: load.stack.kill("gateway-1"),
     "a broker": lambda load: load.stack.restart("kafka-1"),
 }
-
-
-@contextmanager
-def supervised(load: Load) -> Iterator[None]:
-    """What ends by itself is started again, as by a service manager: a region server does when it lost ZooKeeper."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.5):
-            for name, child in load.hbase.children.items():
-                if name not in load.away:
-                    child.start()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def heal(load: Load) -> None:
