@@ -33,7 +33,7 @@ PARSER = r"""
 parser = { format = "regex", pattern = '(?<at>\S+) (?<what>.*)', event_time = { column = "at", formats = ["iso"] } }
 segments = { late_wait_s = 0, source_idle_s = 3600 }
 """
-WAIT_S = 120
+WAIT_S = 300
 
 
 def lines(hour: datetime, *minutes: int) -> bytes:
