@@ -20,7 +20,7 @@ from tests.support.loader import Topic, chunks_of
 from tests.support.loader_process import LoaderProcess, commits, data_files, wait_for
 from tests.support.served_gateway import Gateway
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 RIGHTS = {
     "admin": 'admin = ["*"]\nread = ["*"]\nwrite = ["*"]',
