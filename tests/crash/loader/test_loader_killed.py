@@ -56,8 +56,12 @@ async def test_killed_at_every_step_in_a_row(
     wait_for(lambda: last_batch(open_table(paths.quarantine)) == 0, "the quarantine's commit", second)
     second.kill(python=False)
     status, summary, _ = second.finish()
-    assert status == 3
-    assert "JVM has ended" in summary["tables"][0]["error"]
+    if status == 0:  # its work needed no JVM any more
+        assert last_batch(open_table(paths.main)) == 0
+        assert summary["tables"][0]["left"] == 0
+    else:
+        assert status == 3
+        assert "JVM has ended" in summary["tables"][0]["error"]
 
     # Python alone dies: its JVM ends by itself, whatever it still wrote.
     await topic.write(logs(8, 300, round_=1), partitions=2)
