@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from logferry.client.events import log_event
@@ -148,23 +148,23 @@ def listed(name: str, registry: Registry, peer: Any) -> dict[str, Any]:
     return {"name": name, "state": state, **facts, "connectors": registry.connectors(name)}
 
 
-def with_sizes(one: dict[str, Any], sizes: Callable[[Container[str]], dict[str, int]]) -> dict[str, Any]:
-    """``one``: as `with_progress`. Adds ``size`` to each log, and to each queue ``left_bytes``; null: a log is nowhere.
-    ``sizes``: of logs by their names. Raises what it raises.
+def logs_of(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those that HBase has to ship. ``one``: as `with_progress`."""
+    return [wal for server in one["servers"] for queue in server["queues"] for wal in queue["wals"]]
+
+
+def add_sizes(one: dict[str, Any], sizes: Mapping[str, int]) -> None:
+    """Adds ``size`` to each log, and to each queue ``left_bytes``; null: a log is missing, which is a problem, too.
+    ``one``: as `with_progress`. ``sizes``: of logs by their names.
     """
-    logs = [wal for server in one["servers"] for queue in server["queues"] for wal in queue["wals"]]
-    found = sizes({wal["wal"] for wal in logs})
-    problems = list(one["problems"])
-    for wal in logs:
-        wal["size"] = found.get(wal["wal"])
+    for wal in logs_of(one):
+        wal["size"] = sizes.get(wal["wal"])
         if wal["size"] is None:
-            problems.append(
-                f"{wal['wal']}, which HBase has to ship, is missing, or --wals or --old-wals is another HBase's"
-            )
+            why = "is missing, or --wals or --old-wals is another HBase's"
+            one["problems"].append(f"{wal['wal']}, which HBase has to ship, {why}")
     for queue in (queue for server in one["servers"] for queue in server["queues"]):
         left = [None if wal["size"] is None else max(wal["size"] - wal["position"], 0) for wal in queue["wals"]]
         queue["left_bytes"] = None if None in left else sum(size for size in left if size is not None)
-    return {**one, "problems": problems}
 
 
 def with_progress(one: dict[str, Any], registry: Registry) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from logferry.client.hbase.connector import Connector
 from logferry.client.hbase.definition import ROOT, PeerDefinition, Unfit
 from logferry.client.hbase.frames import CallFailed
 from logferry.client.hbase.master import HBaseMaster
-from logferry.client.hbase.progress import listed, with_progress, with_sizes
+from logferry.client.hbase.progress import add_sizes, listed, logs_of, with_progress
 from logferry.client.hbase.server import ServerLimits
 from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.tail import TailOptions, tail_logs
@@ -228,9 +228,11 @@ def _status(args: argparse.Namespace, registry: Registry) -> int:
         folders = _log_folders(args)
         folders.check()
         try:
-            found = [with_sizes(one, folders.sizes) for one in found]
+            sizes = folders.sizes({wal["wal"] for one in found for wal in logs_of(one)})
         except OSError as error:
             raise Unavailable(f"--wals {args.wals}: {error}") from None
+        for one in found:
+            add_sizes(one, sizes)
     _print_status(found, args.json)
     return int(any(one["problems"] for one in found))
 

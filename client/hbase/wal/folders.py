@@ -8,7 +8,7 @@ listed. ``WALs`` is listed first: so a file that moves meanwhile is seen twice, 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -69,14 +69,17 @@ class LogFolders:
         found += self._under(self._old_wals, True)
         return list({(one.log, one.number): one for one in found}.values())
 
-    def sizes(self, names: Container[str]) -> dict[str, int]:
+    def sizes(self, names: Set[str]) -> dict[str, int]:
         """Of the files with these names that are there, in bytes. Raises OSError."""
-        found = {}
-        for one in self.files():
-            name = one.path.rpartition("/")[2]
-            if name in names:
-                with suppress(FileNotFoundError):  # it moved, or was removed
-                    found[name] = self._store.size(one.path)
+        found: dict[str, int] = {}
+        for _ in range(_LIST_ATTEMPTS):
+            if not (left := names - found.keys()):
+                break
+            for one in self.files():
+                name = one.path.rpartition("/")[2]
+                if name in left:
+                    with suppress(FileNotFoundError):  # it moves to oldWALs
+                        found[name] = self._store.size(one.path)
         return found
 
     def _under(self, folder: str, is_closed: bool, is_server: bool = False) -> Iterator[WalFile]:

@@ -1,4 +1,4 @@
-"""A region waits for the last edits of the regions that it came out of, and never for ever."""
+"""A region waits for the last edits of the regions that it came out of, and at most for two minutes."""
 
 from __future__ import annotations
 

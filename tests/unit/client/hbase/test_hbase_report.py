@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any, cast
 
 import pytest
 from logferry.client.hbase import progress
-from logferry.client.hbase.progress import GatewayReports, report_of
+from logferry.client.hbase.progress import GatewayReports, add_sizes, logs_of, report_of
 from logferry.client.hbase.zookeeper import Unanswered
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.connections import Dialer, Reply
@@ -106,3 +107,13 @@ def test_the_first_connector_reports_and_a_refusal_is_logged_once(
 class Master:
     def peers(self) -> dict[str, Any]:
         return {}
+
+
+def test_the_bytes_that_are_left_are_counted_and_a_log_that_is_gone_is_a_problem() -> None:
+    found = {**copy.deepcopy(FOUND), "problems": []}
+    assert [wal["wal"] for wal in logs_of(found)] == ["a", "b", "c"]
+    add_sizes(found, {"a": 10, "b": 5})
+    own, others = found["servers"][0]["queues"]
+    assert (own["left_bytes"], others["left_bytes"]) == (3 + 5, None)
+    assert [wal["size"] for wal in logs_of(found)] == [10, 5, None]
+    assert [text.partition(",")[0] for text in found["problems"]] == ["c"]

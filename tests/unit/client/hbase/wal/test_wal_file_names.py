@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from logferry.client.hbase.definition import Unfit
 from logferry.client.hbase.wal.file_names import has_no_tables, log_file
+from logferry.client.hbase.wal.folders import LocalStore, LogFolders
 from logferry.client.hbase.wal.positions import LogPosition, TailPositions, load_positions, save_positions
 from logferry.client.hbase.wal.region_order import Place
 
@@ -43,6 +44,25 @@ def test_the_name_has_log_and_number(name: str, log: str, number: int) -> None:
 def test_other_files_are_no_logs_of_tables(name: str, is_harmless: bool) -> None:
     assert log_file(name, name, False) is None
     assert has_no_tables(name) == is_harmless
+
+
+class MovingStore(LocalStore):
+    """Each file moves to oldWALs after it was listed and before its size is asked for."""
+
+    def size(self, path: str) -> int:
+        if "/WALs/" in path:
+            Path(path).rename(Path(path).parents[2] / "oldWALs" / Path(path).name)
+        return super().size(path)
+
+
+def test_the_size_of_a_log_that_moves_is_found(tmp_path: Path) -> None:
+    (tmp_path / "oldWALs").mkdir()
+    (tmp_path / "WALs" / "server").mkdir(parents=True)
+    names = [f"{SERVER}.170000000010{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        (tmp_path / "WALs" / "server" / name).write_bytes(b"x" * number)
+    folders = LogFolders(MovingStore(), str(tmp_path / "WALs"), str(tmp_path / "oldWALs"))
+    assert folders.sizes({*names[1:], f"{SERVER}.1700000000199"}) == {names[1]: 1, names[2]: 2}
 
 
 def test_positions_are_read_as_they_were_saved(tmp_path: Path) -> None:
