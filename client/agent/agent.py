@@ -254,6 +254,7 @@ def run(
 ) -> int:
     """The main loop; returns the exit status."""
     agent = Agent(config, checkpoint, time.monotonic())
+    agent.watch.looks.hints.start(workers.wake)
     next_tick = next_read = 0.0
     exit_status: int | None = None
     while exit_status is None and not signals.end:
@@ -261,6 +262,8 @@ def run(
         if now >= next_tick:
             agent.tick(now)
             next_tick = now + config.linger_s
+        elif agent.watch.looks.hints.is_due:
+            agent.watch.take_hints(now)
         if now >= next_read or signals.reread:
             is_asked, signals.reread = signals.reread, False
             if credentials.read(is_asked):

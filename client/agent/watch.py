@@ -13,17 +13,16 @@ import time
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.looks import DeletedFiles, Looks
 from logferry.client.agent.schedule import NEVER, TimeQueue
+from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import FileKey, find_by_entry, find_moved, folder_is_on, leads_out, missing
+from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_out, missing
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
-
-# Looking for files takes at most this share of the time, however many there are.
-DISCOVERY_SHARE = 0.02
 
 
 class Watch:
@@ -37,8 +36,9 @@ class Watch:
         self._centres = centres
         self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
         self._suspects = Suspects()
-        self._looks: TimeQueue[FileSource] = TimeQueue()
-        self._deleted: dict[FileSource, None] = {}  # those whose file is deleted and open
+        self.looks = Looks(not (config.once or config.check))
+        self._search = Search(config, self.looks.hints)
+        self._deleted = DeletedFiles(config.max_deleted_bytes)
         self._live: dict[FileKey, FileSource] = {}
         self._is_copy = checkpoint.adopt(config.host)
         for entry in checkpoint.entries.values():
@@ -46,21 +46,45 @@ class Watch:
                 entry.last_path, entry.away = entry.real_path, True
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
-        self._next_discovery = 0.0
         self._started = False
 
     def tick(self, now: float) -> None:
         """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
-        if not self._started or (not self._config.once and now >= self._next_discovery):
+        self.take_hints(now)
+        if not self._started or (not self._config.once and self._search.is_due(now)):
             self._discover(now)
-        for source in list(iter(lambda: self._looks.pop(now), None)):
+        for source in self.looks.due(now):
             if source.tail is not None:
                 self._look(source, source.tail, now)
-        self._bound_deleted()
+        for source, tail in self._deleted.too_many():
+            self._close(source, tail)
+            if source.reading.end < tail.size:
+                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
+
+    def take_hints(self, now: float) -> None:
+        """Looks at what changed, by inotify, since the last call."""
+        if not self._started or self.looks.hints.unusable:
+            return
+        hints = self.looks.hints.take()
+        for key in (*self._live,) if hints.lost else hints.files:
+            source = self._live.get(key)
+            if source is not None and source.tail is not None:
+                source.tail.next_look = now
+                self._look(source, source.tail, now)
+        for path in dict.fromkeys(hints.paths):
+            for found, (name, files) in self._search.appeared(path, now).items():
+                self._shown(found, name, files, now)
+        self._search.gone(hints.gone)
+        if hints.lost:
+            self._search.soon()
 
     def _look(self, source: FileSource, tail: FileTail, now: float) -> None:
+        due = now
         try:
-            is_changed = tail.look(now)
+            is_changed, due = self.looks.look(tail, now)
+            if not is_changed and self.looks.arm(tail, now):
+                tail.next_look = now
+                is_changed = tail.look(now)
         except FileChanged as change:
             self.renew(source, str(change), now)
             return
@@ -68,12 +92,12 @@ class Watch:
             source.cannot_read(error, now, self._config.once)
             is_changed = True
         if tail.deleted_bytes:
-            self._deleted[source] = None
+            self._deleted.add(source)
         if tail.is_finished(now, self._config.rotated_timeout_s) and not source.busy:
             log_event("source-finished", source=source.name, bytes=tail.position)
             self._close(source, tail)
             return
-        self._looks.put(source, tail.next_look)
+        self.looks.put(source, self.looks.next_look(tail, due, now))
         if is_changed:
             self.ready.put(source, now)
 
@@ -90,23 +114,10 @@ class Watch:
             source.retry(now)
             self.ready.put(source, now)
 
-    def _bound_deleted(self) -> None:
-        """Deleted logs should free space. Beyond the limit those that were sent are closed first, then the oldest."""
-        deleted = [(s, s.tail) for s in self._deleted if s.tail is not None and s.tail.deleted_bytes]
-        self._deleted = dict.fromkeys(source for source, _ in deleted)
-        too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._config.max_deleted_bytes
-        deleted.sort(key=lambda pair: (pair[1].position < pair[1].size, pair[1].away_since or pair[1].looked_at))
-        for source, tail in deleted:
-            if too_many <= 0:
-                break
-            too_many -= tail.deleted_bytes
-            self._close(source, tail)
-            if source.reading.end < tail.size:
-                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
-
     def _close(self, source: FileSource, tail: FileTail) -> None:
         """Its bytes are no longer read. The request under way is completed, and ``finished`` is still reported."""
         source.detach()
+        self.looks.forget(tail)
         tail.close()
         del self._live[tail.key]
         self._checkpoint.changed.add(source.name)
@@ -157,7 +168,7 @@ class Watch:
     def _move(self, source: FileSource, to: FileTail, now: float) -> None:
         source.move_to(to)
         self._live[to.key] = source
-        self._looks.put(source, now)
+        self.looks.put(source, now)
         self.ready.put(source, now)
         self._checkpoint.changed.add(source.name)
 
@@ -172,7 +183,9 @@ class Watch:
         except OSError as error:  # the next search finds it again
             log_event("file-unreadable", path=tail.path, reason=error.strerror)
             self.failed[tail.path] = error.strerror or "unreadable"
+            self._search.soon()
             self._live.pop(tail.key, None)
+            self.looks.forget(tail)
             tail.close()
             return
         self._start(renewed, reason, files, begin)
@@ -181,25 +194,18 @@ class Watch:
         for source in self.sources.values():
             source.reading.close()
         self._suspects.close()
+        self.looks.hints.close()
 
     # ---- finding files -----------------------------------------------------------------------------------
 
     def _discover(self, now: float) -> None:
-        began = time.perf_counter()
-        entries = [(files.patterns, files.exclude, files.link_roots) for files in self._config.files]
-        numbered = find_by_entry(entries, self._config.state_dir)
-        found = {key: (path, self._config.files[number]) for key, (path, number) in numbered.items()}
+        found = self._search.all(now)
         for key, entry in () if self._started else self._known.rest():
             if key not in found and self._known.is_replaced(entry, now):
                 self._take_up_copy(entry, now)  # before it is found as an unknown file
         self._lost = KnownFiles((source.entry for key, source in self._live.items() if key not in found), False)
         for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):
-            source = self._live.get(key)
-            if source is None:
-                self._take_up(path, files, now)
-            elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
-                source.tail.path, source.tail.away_since = path, None
-                self._checkpoint.changed.add(source.name)
+            self._shown(key, path, files, now)
         for key, source in self._live.items():
             if key not in found and source.tail is not None and source.tail.away_since is None:
                 source.tail.away_since = now
@@ -215,8 +221,16 @@ class Watch:
         if not self._started:
             self._first_time(bool(found), now)
         self._started = True
-        pause_s = max(self._config.linger_s, (time.perf_counter() - began) / DISCOVERY_SHARE)
-        self._next_discovery = now + pause_s
+        self._search.done(now, bool(self._suspects))
+
+    def _shown(self, key: FileKey, path: str, files: FileGroup, now: float) -> None:
+        """A pattern shows the file under this path."""
+        source = self._live.get(key)
+        if source is None:
+            self._take_up(path, files, now)
+        elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
+            source.tail.path, source.tail.away_since = path, None
+            self._checkpoint.changed.add(source.name)
 
     def _first_time(self, any_found: bool, now: float) -> None:
         """Files that the patterns do not show: they were renamed or removed while the client was down."""
@@ -380,7 +394,7 @@ class Watch:
         source.why = why
         if tail is not None:
             self._live[tail.key] = source
-            self._looks.put(source, 0.0)
+            self.looks.put(source, 0.0)
         self._checkpoint.put(entry)
         self.sources[source.name] = source
         self.ready.put(source, 0.0)

@@ -2,7 +2,7 @@
 
 # Paths stay text: thousands of them are checked again and again.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH119, PTH120
-# ruff: noqa: PTH207
+# ruff: noqa: PTH206, PTH207
 
 from __future__ import annotations
 
@@ -109,12 +109,17 @@ def _is_excluded(path: str, exclude: Sequence[str]) -> bool:
 
 def narrowed(pattern: str, path: str) -> list[str]:
     """Patterns that match what ``pattern`` matches of ``path`` itself and of all below it."""
+    rests = rests_of(pattern, path)
+    is_folder = any(rests) and os.path.isdir(path)
+    return [os.path.join(glob.escape(path), *rest) for rest in rests if is_folder or not rest]
+
+
+def rests_of(pattern: str, path: str) -> set[tuple[str, ...]]:
+    """What is left of the pattern behind ``path``: nothing where it matches this. Empty: it matches nothing there."""
     parts, places = pattern.split(os.sep), {0}
     for name in path.split(os.sep):
         places = {there for at in places for there in _steps(parts, at, name)}
-    rests = {tuple(parts[at:]) for at in _with_none(parts, places)}
-    is_folder = any(rests) and os.path.isdir(path)
-    return [os.path.join(glob.escape(path), *rest) for rest in rests if is_folder or not rest]
+    return {tuple(parts[at:]) for at in _with_none(parts, places)}
 
 
 def _with_none(parts: Sequence[str], places: Iterable[int]) -> set[int]:

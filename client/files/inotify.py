@@ -34,7 +34,7 @@ RETRY_S = 60.0  # after a limit was reached
 _MODIFY, _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x40, 0x80, 0x100, 0x200
 _OVERFLOW, _IGNORED, _ONLYDIR, _EXCL_UNLINK, _ISDIR, _ONESHOT = 0x4000, 0x8000, 1 << 24, 1 << 26, 1 << 30, 1 << 31
 _OF_FILE = _MODIFY | _ATTRIB | _ONESHOT
-_OF_FOLDER = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR | _EXCL_UNLINK
+_OF_FOLDER = _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR | _EXCL_UNLINK
 _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 1 << 16
 _MAX_WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
@@ -43,7 +43,14 @@ _LOCAL = {
     0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs", 0x01021994: "tmpfs", 0x794C7630: "overlay",
     0x2FC12FC1: "zfs", 0xF2F52010: "f2fs", 0x858458F6: "ramfs", 0xCA451A4E: "bcachefs", 0x3153464A: "jfs",
 }  # fmt: skip
-_REMOTE = {0x6969: "nfs", 0xFF534D42: "cifs", 0xFE534D42: "smb2", 0x65735546: "fuse", 0x01021997: "9p", 0xC36400: "ceph"}
+_REMOTE = {
+    0x6969: "nfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x65735546: "fuse",
+    0x01021997: "9p",
+    0xC36400: "ceph",
+}
 _LIMIT = "fs.inotify.max_user_watches is reached"
 
 
@@ -115,7 +122,8 @@ class Hints:
             return False
         for path in [path for path in self._folders if path not in paths]:
             self._forget_folder(path)
-        return all([self._watch_folder(path, now) for path in paths])
+        are_told = [self._watch_folder(path, now) for path in paths]
+        return all(are_told)
 
     def watch_folder(self, path: str, now: float) -> bool:
         return self._fd >= 0 and self._watch_folder(path, now)
@@ -123,7 +131,7 @@ class Hints:
     def _watch_folder(self, path: str, now: float) -> bool:
         raw = os.fsencode(path)
         why = self._why_not(raw)
-        wd = -1 if why else self._add(raw, _OF_FOLDER, now)
+        wd = -1 if why else self._add(raw, _OF_FOLDER, now, path in self._folders)
         if self._folders.get(path, wd) != wd:
             self._forget_folder(path)
         if wd < 0:
@@ -169,9 +177,10 @@ class Hints:
         self.disarm(key)
         self._silent.add(folder)
 
-    def _add(self, path: bytes, mask: int, now: float) -> int:
-        """-1: not now."""
-        if now < self._limited_until or len(self._files) + len(self._paths) >= self._most:
+    def _add(self, path: bytes, mask: int, now: float, is_known: bool = False) -> int:
+        """-1: not now. ``is_known``: there is a watch for this path, but it may lead elsewhere by now."""
+        is_full = now < self._limited_until or len(self._files) + len(self._paths) >= self._most
+        if is_full and not is_known:
             return -1
         wd = int(self._libc.inotify_add_watch(self._fd, path, ctypes.c_uint32(mask)))
         if wd < 0 and ctypes.get_errno() in (errno.ENOSPC, errno.ENOMEM):

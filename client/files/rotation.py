@@ -117,6 +117,9 @@ class Suspects:
     def __init__(self) -> None:
         self._held: dict[FileKey, _Suspect] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
     def close(self) -> None:
         self.forget(tuple(self._held))
 

@@ -108,6 +108,9 @@ class FileTail(ByteSource):
         if fd >= 0:
             os.close(fd)
 
+    def fileno(self) -> int:
+        return self._fd
+
     @property
     def end(self) -> int:
         return self.size if self._limit is None else min(self.size, self._limit)
