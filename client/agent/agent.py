@@ -71,7 +71,7 @@ class Agent:
             self._next_status = now + STATUS_EVERY_S
             with suppress(OSError):  # a full disk is logged when the checkpoint cannot be written
                 folder = Path(self._config.state_dir)
-                write_status(folder, self.watch.sources.values(), self.watch.failed, now, self.centres)
+                write_status(folder, self.watch, now, self.centres)
 
     def metrics(self, now: float) -> str:
         """The text for `MetricsPage`."""
@@ -83,8 +83,7 @@ class Agent:
             "away_seconds": ("gauge", "Seconds for which no gateway has taken chunks.", away_s),
             "process_cpu_seconds_total": ("counter", "Processor time of the client.", time.process_time()),
         }
-        rows = [source.status(now) for source in self.watch.sources.values()]
-        return render_metrics(rows, len(self.watch.failed), facts, self.centres.names[self.centres.here])
+        return render_metrics(self.watch, now, facts, self.centres.names[self.centres.here])
 
     def _choose_centre(self, now: float) -> None:
         """Every source switches, each when its present request was answered."""
@@ -161,7 +160,7 @@ class Agent:
         """Applies the outcome of a job."""
         self._under_way -= 1
         if source.name in self.watch.sources:
-            self.watch.ready.put(source, now)
+            self.watch.wake(source, now)
         self.centres.record(job.dc, shows_life(outcome.answer), now)
         if self._pace is not None:
             self._pace.spend(outcome.sent_bytes)

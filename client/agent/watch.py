@@ -14,7 +14,7 @@ import time
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.looks import DeletedFiles, Looks
-from logferry.client.agent.schedule import NEVER, TimeQueue
+from logferry.client.agent.schedule import NEVER, SourceStatus, TimeQueue
 from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
@@ -44,6 +44,7 @@ class Watch:
         for entry in checkpoint.entries.values():
             if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
                 entry.last_path, entry.away = entry.real_path, True
+        self._restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
         self._started = False
@@ -99,7 +100,7 @@ class Watch:
             return
         self.looks.put(source, self.looks.next_look(tail, due, now))
         if is_changed:
-            self.ready.put(source, now)
+            self.wake(source, now)
 
     def settle(self, source: FileSource, now: float) -> None:
         """The source had no request: it is asked again when it may have one, or dropped."""
@@ -108,11 +109,23 @@ class Watch:
         else:
             self.ready.put(source, source.next_due(now, self._config.idle_s))
 
+    def wake(self, source: FileSource, now: float) -> None:
+        """It may have something to do."""
+        self.ready.put(source, now)
+        self._restless[source] = None
+
+    def troubled(self, now: float) -> list[SourceStatus]:
+        """The sources that are behind or have an error. The others, mostly nearly all, are not asked."""
+        rows = [source.status(now) for source in self._restless if source.name in self.sources]
+        behind = [row for row in rows if row.lag_bytes or row.error]
+        self._restless = dict.fromkeys(self.sources[row.source] for row in behind)
+        return behind
+
     def wake_all(self, now: float) -> None:
         """Also those that pause after a refusal: its cause may be gone."""
         for source in self.sources.values():
             source.retry(now)
-            self.ready.put(source, now)
+            self.wake(source, now)
 
     def _close(self, source: FileSource, tail: FileTail) -> None:
         """Its bytes are no longer read. The request under way is completed, and ``finished`` is still reported."""
@@ -121,7 +134,7 @@ class Watch:
         tail.close()
         del self._live[tail.key]
         self._checkpoint.changed.add(source.name)
-        self.ready.put(source, tail.looked_at)
+        self.wake(source, tail.looked_at)
 
     def renew(self, source: FileSource, reason: str, now: float) -> None:
         """The file of ``source`` holds something else: that becomes a new source."""
@@ -136,7 +149,7 @@ class Watch:
             self._suspects.is_over(tail, kept)
         log_event("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
         self._checkpoint.drop(source.name)
-        self.ready.put(source, now)
+        self.wake(source, now)
         if source.is_done():
             self._drop(source)
         if tail is not None:
@@ -169,7 +182,7 @@ class Watch:
         source.move_to(to)
         self._live[to.key] = source
         self.looks.put(source, now)
-        self.ready.put(source, now)
+        self.wake(source, now)
         self._checkpoint.changed.add(source.name)
 
     def _is_another(self, tail: FileTail) -> bool:
@@ -397,7 +410,7 @@ class Watch:
             self.looks.put(source, 0.0)
         self._checkpoint.put(entry)
         self.sources[source.name] = source
-        self.ready.put(source, 0.0)
+        self.wake(source, 0.0)
         return source
 
     def _drop(self, source: FileSource) -> None:

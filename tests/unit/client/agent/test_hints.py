@@ -108,6 +108,7 @@ def test_rotation_by_hints_alone_is_followed(client: Any, monkeypatch: pytest.Mo
 @SILENT
 def test_where_a_change_comes_without_an_event_the_folder_is_polled(client: Any, caplog: Any) -> None:
     """As through a mapping of the file into memory."""
+    caplog.set_level("INFO")
     hints = quiet(client, "a.log", "b.log")
     with (client.root / "a.log").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         before = os.fstat(file.fileno()).st_mtime_ns
@@ -133,6 +134,7 @@ def test_where_a_change_comes_without_an_event_the_folder_is_polled(client: Any,
 
 @SILENT
 def test_an_event_that_is_late_makes_no_folder_polled(client: Any, caplog: Any) -> None:
+    caplog.set_level("INFO")
     hints = quiet(client, "a.log")
     taken = hints.take
     hints.take = lambda: Found([], [], [], False)
