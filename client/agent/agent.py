@@ -103,6 +103,7 @@ class Agent:
         without: list[FileSource] = []
         room = self._paced(now, room)
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
+            self.watch.refresh(source, now)
             try:
                 job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
             except FileChanged as change:

@@ -24,6 +24,8 @@ from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
 
+STALE_S = 1.0
+
 
 class Watch:
     """The sources by name. One that was found, changed or replaced is put into ``ready``."""
@@ -101,6 +103,12 @@ class Watch:
         self.looks.put(source, self.looks.next_look(tail, due, now))
         if is_changed:
             self.wake(source, now)
+
+    def refresh(self, source: FileSource, now: float) -> None:
+        """Looks at an armed file before it reports what is in it."""
+        if source.tail is not None and now - source.tail.looked_at > STALE_S:
+            source.tail.next_look = now
+            self._look(source, source.tail, now)
 
     def settle(self, source: FileSource, now: float) -> None:
         """The source had no request: it is asked again when it may have one, or dropped."""

@@ -93,8 +93,8 @@ def push_idle_cpu_percent() -> Figure:
 
 
 def _is_sent(status: Path) -> bool:
-    rows = json.loads(status.read_text())["files"] if status.exists() else []
-    return len(rows) == _IDLE_FILES and not any(row["lag_bytes"] for row in rows)
+    totals = json.loads(status.read_text())["totals"] if status.exists() else {}
+    return totals.get("files") == _IDLE_FILES and not totals["lag_bytes"]
 
 
 @cache
