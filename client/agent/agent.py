@@ -34,6 +34,7 @@ STATUS_EVERY_S = 5.0
 CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
+STALE_S = 1.0
 HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 
 
@@ -103,7 +104,7 @@ class Agent:
         without: list[FileSource] = []
         room = self._paced(now, room)
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
-            self.watch.refresh(source, now)
+            self.watch.refresh(source, now, STALE_S)  # before it reports what is in the file
             try:
                 job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
             except FileChanged as change:

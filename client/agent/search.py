@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterable
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.files.discover import FileKey, find_by_entry, folders_of, rests_of
+from logferry.client.events import log_event
+from logferry.client.files.discover import FileKey, find_by_entry, folders_of, leads_out, missing, rests_of
 from logferry.client.files.inotify import Hints
+from logferry.client.files.tail import FileTail
 
 # Searching takes at most this share of the time, however many files there are.
 SHARE = 0.02
@@ -17,11 +19,14 @@ HINTED_SHARE = 0.001
 
 
 class Search:
+    """``failed``: path → why it could not be read."""
+
     def __init__(self, config: Config, hints: Hints) -> None:
         self._entries = [(files.patterns, files.exclude, files.link_roots) for files in config.files]
         self._config = config
         self._hints = hints
         self._next = self._soonest = 0.0
+        self.failed: dict[str, str] = {}
         self._is_told = False
         self._began_s = 0.0
 
@@ -46,8 +51,9 @@ class Search:
             self.soon()
         return self.below(path)
 
-    def gone(self, paths: Iterable[str]) -> None:
-        if any(rests_of(pattern, path) for path in paths for pattern in self._config.patterns):
+    def gone(self, paths: Iterable[str], is_unsure: bool) -> None:
+        """They left. ``is_unsure``: others may have, too, or may have appeared."""
+        if is_unsure or any(rests_of(pattern, path) for path in paths for pattern in self._config.patterns):
             self.soon()
 
     def soon(self) -> None:
@@ -61,3 +67,33 @@ class Search:
         if self._is_told and not is_waiting:
             first_s, last_s = HINTED_S
             self._next = now + min(max(first_s, took_s / HINTED_SHARE), last_s)
+
+    def open(self, path: str, files: FileGroup, now: float) -> FileTail | None:
+        """None: it may not be read, or is gone."""
+        try:
+            tail = FileTail.open(path, now, self._config.once)
+        except OSError as error:
+            if path not in self.failed:
+                log_event("file-unreadable", path=path, reason=error.strerror)
+            self.failed[path] = error.strerror or "unreadable"
+            return None
+        if tail is not None and leads_out(path, tail.real_path(), files.patterns, files.link_roots):
+            if path not in self.failed:
+                log_event("link-refused", path=path, target=tail.real_path())
+            self.failed[path] = f"a symbolic link leads it out to {tail.real_path()}: see --link-root"
+            tail.close()
+            return None
+        self.failed.pop(path, None)
+        return tail
+
+    def keep_failed(self, paths: set[str]) -> None:
+        """The others are gone."""
+        self.failed = {path: why for path, why in self.failed.items() if path in paths}
+
+    def log_missing(self, any_found: bool) -> None:
+        absent = missing(self._config.patterns)
+        for path in absent if self._config.once else ():
+            log_event("file-missing", path=path)
+            self.failed[path] = "not there"
+        if not any_found and not (absent and self._config.once):
+            log_event("nothing-matches", patterns=" ".join(self._config.patterns))

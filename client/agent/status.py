@@ -22,6 +22,7 @@ from typing import Any
 
 from logferry.client.agent.config import Config
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.schedule import SourceStatus
 from logferry.client.agent.watch import Watch
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
@@ -83,9 +84,17 @@ def check(config: Config) -> int:
     return 1 if watch.failed or not paths else 0
 
 
+def _troubled(watch: Watch, now: float) -> list[SourceStatus]:
+    """The sources that are behind or have an error. The others, mostly nearly all, are not asked."""
+    rows = [source.status(now) for source in watch.restless if source.name in watch.sources]
+    rows = [row for row in rows if row.lag_bytes or row.error]
+    watch.restless = dict.fromkeys(watch.sources[row.source] for row in rows)
+    return rows
+
+
 def write_status(folder: Path, watch: Watch, now: float, centres: FailoverPolicy) -> None:
     """The worst files first, `ROWS` at most. Raises OSError; the previous file is still whole then."""
-    rows = sorted(watch.troubled(now), key=lambda row: (not row.error, -row.lag_bytes))
+    rows = sorted(_troubled(watch, now), key=lambda row: (not row.error, -row.lag_bytes))
     totals = {"files": len(watch.sources), "behind": sum(bool(row.lag_bytes) for row in rows)}
     totals.update(errors=sum(bool(row.error) for row in rows), lag_bytes=sum(row.lag_bytes for row in rows))
     totals["failed"] = len(watch.failed)
@@ -170,7 +179,7 @@ def render_metrics(watch: Watch, now: float, facts: Mapping[str, tuple[str, str,
     topics: dict[str, dict[str, float]] = {}
     for source in watch.sources.values():
         topics.setdefault(source.entry.topic, dict.fromkeys(_SUMS, 0.0))["files"] += 1
-    for row in watch.troubled(now):
+    for row in _troubled(watch, now):
         sums = topics[row.topic]
         sums["lag_bytes"] += row.lag_bytes
         sums["behind_seconds"] = max(sums["behind_seconds"], row.behind_s)

@@ -14,17 +14,15 @@ import time
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.looks import DeletedFiles, Looks
-from logferry.client.agent.schedule import NEVER, SourceStatus, TimeQueue
+from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_out, missing
+from logferry.client.files.discover import FileKey, find_moved, folder_is_on
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
-
-STALE_S = 1.0
 
 
 class Watch:
@@ -32,7 +30,6 @@ class Watch:
 
     def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy) -> None:
         self.sources: dict[str, FileSource] = {}
-        self.failed: dict[str, str] = {}  # path → why it could not be read
         self._config = config
         self._checkpoint = checkpoint
         self._centres = centres
@@ -46,10 +43,14 @@ class Watch:
         for entry in checkpoint.entries.values():
             if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
                 entry.last_path, entry.away = entry.real_path, True
-        self._restless: dict[FileSource, None] = {}  # those that may be behind
+        self.restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
         self._started = False
+
+    @property
+    def failed(self) -> dict[str, str]:
+        return self._search.failed
 
     def tick(self, now: float) -> None:
         """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
@@ -57,8 +58,7 @@ class Watch:
         if not self._started or (not self._config.once and self._search.is_due(now)):
             self._discover(now)
         for source in self.looks.due(now):
-            if source.tail is not None:
-                self._look(source, source.tail, now)
+            self._look(source, now)
         for source, tail in self._deleted.too_many():
             self._close(source, tail)
             if source.reading.end < tail.size:
@@ -70,19 +70,16 @@ class Watch:
             return
         hints = self.looks.hints.take()
         for key in (*self._live,) if hints.lost else hints.files:
-            source = self._live.get(key)
-            if source is not None and source.tail is not None:
-                source.tail.next_look = now
-                self._look(source, source.tail, now)
+            self.refresh(self._live.get(key), now)
         for path in dict.fromkeys(hints.paths):
             for found, (name, files) in self._search.appeared(path, now).items():
                 self._shown(found, name, files, now)
-        self._search.gone(hints.gone)
-        if hints.lost:
-            self._search.soon()
+        self._search.gone(hints.gone, hints.lost)
 
-    def _look(self, source: FileSource, tail: FileTail, now: float) -> None:
-        due = now
+    def _look(self, source: FileSource, now: float) -> None:
+        tail, due = source.tail, now
+        if tail is None:
+            return
         try:
             is_changed, due = self.looks.look(tail, now)
             if not is_changed and self.looks.arm(tail, now):
@@ -104,11 +101,11 @@ class Watch:
         if is_changed:
             self.wake(source, now)
 
-    def refresh(self, source: FileSource, now: float) -> None:
-        """Looks at an armed file before it reports what is in it."""
-        if source.tail is not None and now - source.tail.looked_at > STALE_S:
+    def refresh(self, source: FileSource | None, now: float, stale_s: float = -1.0) -> None:
+        """Looks at the file now, if the last look was longer ago."""
+        if source is not None and source.tail is not None and now - source.tail.looked_at > stale_s:
             source.tail.next_look = now
-            self._look(source, source.tail, now)
+            self._look(source, now)
 
     def settle(self, source: FileSource, now: float) -> None:
         """The source had no request: it is asked again when it may have one, or dropped."""
@@ -120,14 +117,7 @@ class Watch:
     def wake(self, source: FileSource, now: float) -> None:
         """It may have something to do."""
         self.ready.put(source, now)
-        self._restless[source] = None
-
-    def troubled(self, now: float) -> list[SourceStatus]:
-        """The sources that are behind or have an error. The others, mostly nearly all, are not asked."""
-        rows = [source.status(now) for source in self._restless if source.name in self.sources]
-        behind = [row for row in rows if row.lag_bytes or row.error]
-        self._restless = dict.fromkeys(self.sources[row.source] for row in behind)
-        return behind
+        self.restless[source] = None
 
     def wake_all(self, now: float) -> None:
         """Also those that pause after a refusal: its cause may be gone."""
@@ -237,8 +227,7 @@ class Watch:
             if (begin := self._begin_of(tail, now, gone=True)) is not None:
                 tail.away_since = now
                 self._start(tail, "first seen; it is gone", self._config.group_of(tail.path), begin)
-        paths = {path for path, _ in found.values()}
-        self.failed = {path: why for path, why in self.failed.items() if path in paths}
+        self._search.keep_failed({path for path, _ in found.values()})
         if not self._started:
             self._first_time(bool(found), now)
         self._started = True
@@ -255,12 +244,7 @@ class Watch:
 
     def _first_time(self, any_found: bool, now: float) -> None:
         """Files that the patterns do not show: they were renamed or removed while the client was down."""
-        absent = missing(self._config.patterns)
-        for path in absent if self._config.once else ():
-            log_event("file-missing", path=path)
-            self.failed[path] = "not there"
-        if not any_found and not (absent and self._config.once):
-            log_event("nothing-matches", patterns=" ".join(self._config.patterns))
+        self._search.log_missing(any_found)
         for key, entry in self._known.rest():
             if key not in self._known:
                 continue
@@ -317,20 +301,7 @@ class Watch:
 
     def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""
-        try:
-            tail = FileTail.open(path, now, self._config.once)
-        except OSError as error:
-            if path not in self.failed:
-                log_event("file-unreadable", path=path, reason=error.strerror)
-            self.failed[path] = error.strerror or "unreadable"
-            return False
-        if tail is not None and leads_out(path, tail.real_path(), files.patterns, files.link_roots):
-            if path not in self.failed:
-                log_event("link-refused", path=path, target=tail.real_path())
-            self.failed[path] = f"a symbolic link leads it out to {tail.real_path()}: see --link-root"
-            tail.close()
-            return False
-        self.failed.pop(path, None)
+        tail = self._search.open(path, files, now)
         if tail is None:
             return False
         if tail.key in self._live:  # renamed since its name was found
