@@ -16,6 +16,7 @@ SHARE = 0.02
 # Where events tell what appears, all is searched after this time, or later if it takes long.
 HINTED_S = (10.0, 60.0)
 HINTED_SHARE = 0.001
+UNSEEN_NS = 60_000_000_000  # a file may exist for so long, at most, before it is found
 
 
 class Search:
@@ -85,6 +86,17 @@ class Search:
             return None
         self.failed.pop(path, None)
         return tail
+
+    def end_of(self, tail: FileTail, saved_ns: int) -> int:
+        """Where to begin with a file that was there before the client, if not at its beginning: behind its last line.
+
+        0 for one that may have been made since the client was here: while it was down, or shortly before.
+        """
+        if saved_ns and not 0 < tail.born_ns < saved_ns - UNSEEN_NS:
+            return 0
+        begin = max(tail.size - self._config.line_bytes, 0)
+        newline = tail.pread(tail.size - begin, begin).rfind(b"\n")
+        return begin + newline + 1 if newline >= 0 or not begin else tail.size
 
     def keep_failed(self, paths: set[str]) -> None:
         """The others are gone."""

@@ -63,7 +63,7 @@ class FileSource:
         self.why = ""  # it is a new source, or "known"
         attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
         sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        limits = Limits(*sizes, files.record_start, files.cut_lines)
+        limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
         self._batches = BatchReader(entry.source_id, limits, attributes)
         self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._session: int | None = None

@@ -134,7 +134,8 @@ def show_status(folder: Path, as_json: bool = False) -> int:
 
 
 def _print(content: dict[str, Any]) -> None:
-    centre, totals, rows, failed = (content.get(name) for name in ("data_centre", "totals", "files", "failed"))
+    totals, rows, failed = (content[name] for name in ("totals", "files", "failed"))
+    centre = content.get("data_centre")
     if centre is not None:
         since = "" if centre["for_s"] is None else f", for {centre['for_s']:.0f} s"
         why = f": {centre['why']}" if centre["why"] else ""

@@ -286,8 +286,7 @@ class Watch:
         log_event("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
         self._known.remove(entry)
         entry.device, entry.inode = reading.key  # its own belong to another file by now
-        source = self._over(entry)
-        source.reading = reading
+        (source := self._over(entry)).reading = reading
         self._resume_after_in_flight(source)
         return True
 
@@ -317,6 +316,8 @@ class Watch:
                 return False
             if begin:
                 reason, intact = "a copy of a followed file", begin
+            elif files.starts_at_end and not self._started:
+                intact = self._search.end_of(tail, self._checkpoint.saved_ns)
         if entry is not None and entry.head.length:
             reason = differs(tail, entry)
             is_other = bool(reason)
@@ -362,16 +363,15 @@ class Watch:
             source.resume_after(cut)
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
-        """A new source. ``begin``: what lies before it was sent by another one."""
-        name = source_id(self._config.host, tail.path, self._checkpoint.next_generation())
-        seen_ms = int(time.time() * 1000)
-        entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), seen_ms)
+        """A new source. ``begin``: another one sent what lies before it, or nobody is to."""
+        name, now_ms = source_id(self._config.host, tail.path, self._checkpoint.next_generation()), time.time() * 1000
+        entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), int(now_ms))
         entry.born_ns, entry.topic = tail.born_ns, files.topic
         if begin:
             tail.go_to(begin)
             entry.position = entry.since = begin
             entry.mark = fingerprint(tail.mark)
-            reason = f"{reason}; what lies before position {begin} was sent already"
+            reason = f"{reason}; it begins at position {begin}"
         log_event("source-new", source=name, size=tail.size, reason=reason)
         self._add(entry, tail, files, reason)
 

@@ -120,6 +120,7 @@ class Checkpoint:
         self.generation = 0
         self.dc = self.host = self.machine = self.boot = ""
         self.cuts: dict[str, BatchLayout] = {}  # of batches that were in flight when the client ended
+        self.saved_ns = 0  # Unix time of the last save before this process; 0: there was none
         self._fd = -1  # for appending; -1: the next save writes a whole checkpoint
         self._whole_until = 0.0
         self._room = 0  # bytes that may still be appended
@@ -260,6 +261,7 @@ class Checkpoint:
     def _load(self, set_aside: bool) -> None:
         path = self._folder / FILE
         try:
+            self.saved_ns = path.stat().st_mtime_ns
             content = _decode(path)
             self.entries, self.generation = content["entries"], int(content["generation"])
             self.dc, self.host, self.machine = (str(content.get(name, "")) for name in ("dc", "host", "machine"))
@@ -268,6 +270,7 @@ class Checkpoint:
         except FileNotFoundError:
             log_event("state-new", folder=self._folder)
         except (ValueError, TypeError, KeyError) as error:
+            self.saved_ns = 1  # what was sent is not known, so every file may have been begun
             if set_aside:
                 path = path.replace(path.with_name(f"{FILE}.corrupt-{int(time.time() * 1000)}"))
             log_event("state-corrupt", file=path, reason=error)
