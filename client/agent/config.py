@@ -34,6 +34,7 @@ class FileGroup(NamedTuple):
     link_roots: tuple[str, ...] = ()
     rules: LineRules | None = None
     starts_at_end: bool = False
+    ignore_older_s: float = 0.0
 
 
 class DataCentre(NamedTuple):
@@ -220,6 +221,9 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
     start_at = group.get("start_at", given.get("start_at", "beginning"))
     if start_at not in ("beginning", "end"):
         raise ValueError(f"{label('start_at')} {start_at!r} is neither beginning nor end")
+    ignore_older_s = group.get("ignore_older_s", given.get("ignore_older_s", 0.0))
+    if not 0 <= ignore_older_s <= 1e9:
+        raise ValueError(f"{label('ignore_older_s')} {ignore_older_s:g} is not between 0 and {1e9:g}")
     return FileGroup(
         patterns=tuple(os.path.abspath(pattern) for pattern in group["paths"]),  # noqa: PTH100
         topic=_checked(label("topic"), check_topic, topic),
@@ -230,6 +234,7 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
         link_roots=tuple(os.path.abspath(root) for root in given.get("link_root", ())),  # noqa: PTH100
         rules=LineRules(include, exclude, encoding) if include or exclude or encoding else None,
         starts_at_end=start_at == "end",
+        ignore_older_s=ignore_older_s,
     )
 
 

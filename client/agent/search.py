@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from logferry.client.agent.config import Config, FileGroup
 from logferry.client.events import log_event
 from logferry.client.files.discover import FileKey, find_by_entry, folders_of, leads_out, missing, rests_of
 from logferry.client.files.inotify import Hints
+from logferry.client.files.rotation import KnownFiles
 from logferry.client.files.tail import FileTail
 
 # Searching takes at most this share of the time, however many files there are.
@@ -20,7 +22,7 @@ UNSEEN_NS = 60_000_000_000  # a file may exist for so long, at most, before it i
 
 
 class Search:
-    """``failed``: path → why it could not be read."""
+    """``failed``: path → why it could not be read. ``ignored``: paths of files that are older than wanted."""
 
     def __init__(self, config: Config, hints: Hints) -> None:
         self._entries = [(files.patterns, files.exclude, files.link_roots) for files in config.files]
@@ -28,6 +30,7 @@ class Search:
         self._hints = hints
         self._next = self._soonest = 0.0
         self.failed: dict[str, str] = {}
+        self.ignored: set[str] = set()
         self._is_told = False
         self._began_s = 0.0
 
@@ -35,7 +38,7 @@ class Search:
         return now >= self._next
 
     def all(self, now: float) -> dict[FileKey, tuple[str, FileGroup]]:
-        """Every file that a pattern shows, with its path. What appears meanwhile is told: the folders come first."""
+        """Every file that a pattern shows, with its path. What appears meanwhile is an event: the folders are first."""
         self._began_s = time.perf_counter()
         hints = self._hints
         self._is_told = not hints.unusable and hints.watch_folders(folders_of(self._config.patterns), now)
@@ -69,9 +72,12 @@ class Search:
             first_s, last_s = HINTED_S
             self._next = now + min(max(first_s, took_s / HINTED_SHARE), last_s)
 
-    def open(self, path: str, files: FileGroup, now: float) -> FileTail | None:
-        """None: it may not be read, or is gone."""
+    def open(self, path: str, files: FileGroup, known: KnownFiles, now: float) -> FileTail | None:
+        """None: it may not be read, is gone, or is unknown and was last written too long ago."""
         try:
+            if files.ignore_older_s and self._is_old(path, os.stat(path), files, known):  # noqa: PTH116
+                self.ignored.add(path)
+                return None
             tail = FileTail.open(path, now, self._config.once)
         except OSError as error:
             if path not in self.failed:
@@ -85,7 +91,11 @@ class Search:
             tail.close()
             return None
         self.failed.pop(path, None)
+        self.ignored.discard(path)
         return tail
+
+    def _is_old(self, path: str, facts: os.stat_result, files: FileGroup, known: KnownFiles) -> bool:
+        return time.time() - facts.st_mtime > files.ignore_older_s and not known.may_have(path, facts)
 
     def end_of(self, tail: FileTail, saved_ns: int) -> int:
         """Where to begin with a file that was there before the client, if not at its beginning: behind its last line.
@@ -101,6 +111,7 @@ class Search:
     def keep_failed(self, paths: set[str]) -> None:
         """The others are gone."""
         self.failed = {path: why for path, why in self.failed.items() if path in paths}
+        self.ignored &= paths
 
     def log_missing(self, any_found: bool) -> None:
         absent = missing(self._config.patterns)

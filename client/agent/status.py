@@ -74,9 +74,11 @@ def check(config: Config) -> int:
         _say(f"send  {path} -> {entry.topic}: {left} bytes, {which}")
     for path, reason in watch.failed.items():
         _say(f"fail  {path}: {reason}")
+    for path in sorted(watch.search.ignored):
+        _say(f"skip  {path}: last written longer ago than --ignore-older-s")
     for files in config.files:
         for path, reason in left_out(files.patterns, config.state_dir, files.exclude, files.link_roots).items():
-            if path not in paths:
+            if path not in paths and path not in watch.search.ignored:
                 _say(f"skip  {path}: {reason}")
     _say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")
     watch.close()

@@ -36,7 +36,7 @@ class Watch:
         self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
         self._suspects = Suspects()
         self.looks = Looks(not (config.once or config.check))
-        self._search = Search(config, self.looks.hints)
+        self.search = Search(config, self.looks.hints)
         self._deleted = DeletedFiles(config.max_deleted_bytes)
         self._live: dict[FileKey, FileSource] = {}
         self._is_copy = checkpoint.adopt(config.host)
@@ -50,12 +50,12 @@ class Watch:
 
     @property
     def failed(self) -> dict[str, str]:
-        return self._search.failed
+        return self.search.failed
 
     def tick(self, now: float) -> None:
         """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
         self.take_hints(now)
-        if not self._started or (not self._config.once and self._search.is_due(now)):
+        if not self._started or (not self._config.once and self.search.is_due(now)):
             self._discover(now)
         for source in self.looks.due(now):
             self._look(source, now)
@@ -72,9 +72,9 @@ class Watch:
         for key in (*self._live,) if hints.lost else hints.files:
             self.refresh(self._live.get(key), now)
         for path in dict.fromkeys(hints.paths):
-            for found, (name, files) in self._search.appeared(path, now).items():
+            for found, (name, files) in self.search.appeared(path, now).items():
                 self._shown(found, name, files, now)
-        self._search.gone(hints.gone, hints.lost)
+        self.search.gone(hints.gone, hints.lost)
 
     def _look(self, source: FileSource, now: float) -> None:
         tail, due = source.tail, now
@@ -194,7 +194,7 @@ class Watch:
         except OSError as error:  # the next search finds it again
             log_event("file-unreadable", path=tail.path, reason=error.strerror)
             self.failed[tail.path] = error.strerror or "unreadable"
-            self._search.soon()
+            self.search.soon()
             self._live.pop(tail.key, None)
             self.looks.forget(tail)
             tail.close()
@@ -210,7 +210,7 @@ class Watch:
     # ---- finding files -----------------------------------------------------------------------------------
 
     def _discover(self, now: float) -> None:
-        found = self._search.all(now)
+        found = self.search.all(now)
         for key, entry in () if self._started else self._known.rest():
             if key not in found and self._known.is_replaced(entry, now):
                 self._take_up_copy(entry, now)  # before it is found as an unknown file
@@ -227,11 +227,11 @@ class Watch:
             if (begin := self._begin_of(tail, now, gone=True)) is not None:
                 tail.away_since = now
                 self._start(tail, "first seen; it is gone", self._config.group_of(tail.path), begin)
-        self._search.keep_failed({path for path, _ in found.values()})
+        self.search.keep_failed({path for path, _ in found.values()})
         if not self._started:
             self._first_time(bool(found), now)
         self._started = True
-        self._search.done(now, bool(self._suspects))
+        self.search.done(now, bool(self._suspects))
 
     def _shown(self, key: FileKey, path: str, files: FileGroup, now: float) -> None:
         """A pattern shows the file under this path."""
@@ -244,7 +244,7 @@ class Watch:
 
     def _first_time(self, any_found: bool, now: float) -> None:
         """Files that the patterns do not show: they were renamed or removed while the client was down."""
-        self._search.log_missing(any_found)
+        self.search.log_missing(any_found)
         for key, entry in self._known.rest():
             if key not in self._known:
                 continue
@@ -300,7 +300,7 @@ class Watch:
 
     def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""
-        tail = self._search.open(path, files, now)
+        tail = self.search.open(path, files, self._known, now)
         if tail is None:
             return False
         if tail.key in self._live:  # renamed since its name was found
@@ -317,7 +317,7 @@ class Watch:
             if begin:
                 reason, intact = "a copy of a followed file", begin
             elif files.starts_at_end and not self._started:
-                intact = self._search.end_of(tail, self._checkpoint.saved_ns)
+                intact = self.search.end_of(tail, self._checkpoint.saved_ns)
         if entry is not None and entry.head.length:
             reason = differs(tail, entry)
             is_other = bool(reason)

@@ -146,7 +146,7 @@ class Hints:
             self._libc.inotify_rm_watch(self._fd, wd)
 
     def arm(self, fd: int, key: FileKey, folder: str, now: float) -> bool:
-        """The next change of the open file is told. Look at the file afterwards: it may have changed before."""
+        """The next change of the open file is an event. Look at the file afterwards: it may have changed before."""
         if self._fd < 0:
             return False
         path = b"/proc/self/fd/%d" % fd

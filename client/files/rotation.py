@@ -305,6 +305,9 @@ class KnownFiles:
     def __contains__(self, key: FileKey) -> bool:
         return key in self._entries
 
+    def may_have(self, path: str, facts: os.stat_result) -> bool:
+        return facts.st_ino in self._by_inode or path in self._by_path
+
     def rest(self) -> list[tuple[FileKey, CheckpointEntry]]:
         return list(self._entries.items())
 

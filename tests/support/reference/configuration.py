@@ -67,6 +67,7 @@ _PUSH_DEFAULTS: Final = {
     "files[].exclude_lines": "top-level `exclude_lines`",
     "files[].encoding": "top-level `encoding`",
     "files[].start_at": "top-level `start_at`",
+    "files[].ignore_older_s": "top-level `ignore_older_s`",
     "datacenters[].name": "host and port of the first URL",
     "datacenters[].urls": "required",
     "datacenters[].token_file": "top-level `token_file`, else `LOGFERRY_TOKEN`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,45 @@ def test_with_a_damaged_checkpoint_every_file_is_sent(client: Any) -> None:
     client.begin()
     client.settle()
     assert b"old\nnot sent\n" in client.stored()
+
+
+# ---- old files ---------------------------------------------------------------------------------------------
+
+
+def aged(path: Path, s: float = 1000.0) -> None:
+    os.utime(path, (time.time() - s, time.time() - s))
+
+
+def test_old_files_are_left_out_until_they_are_written(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    client.write("old.log", b"old\n")
+    client.write("young.log", b"young\n")
+    aged(client.root / "old.log")
+    following(client, ignore_older_s=500.0)
+    client.settle()
+    assert client.stored() == [b"young\n"]
+    assert client.agent.watch.search.ignored == {str(client.root / "old.log")}
+    client.write("old.log", b"again\n")
+    client.step(60.0)
+    client.settle()
+    assert sorted(client.stored()) == [b"old\nagain\n", b"young\n"]
+    assert not client.agent.watch.search.ignored
+
+
+def test_a_file_that_the_checkpoint_has_is_followed_whatever_its_age(client: Any) -> None:
+    following(client, ignore_older_s=500.0)
+    client.write("a.log", b"one\n")
+    client.settle()
+    client.close()
+    client.write("a.log", b"two\n")
+    (client.root / "a.log").rename(client.root / "a.log.1")
+    aged(client.root / "a.log.1")
+    client.begin()
+    client.settle()
+    assert client.stored() == [b"one\ntwo\n"]
+
+
+@pytest.mark.parametrize("setting", ["--ignore-older-s=-1"])
+def test_a_negative_age_is_refused(setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--url", "http://h:1", "--topic", "t", "--state-dir", str(tmp_path), setting, "/logs/*"])
+    assert "--ignore-older-s -1 is not between" in capsys.readouterr().err
