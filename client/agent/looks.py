@@ -1,8 +1,8 @@
 """When each followed file is looked at: after an event of inotify, and by time.
 
 A busy file is looked at in every round. A quiet one is armed, so that its next change is an event, and looked at
-every `ARMED_LOOK_S` all the same: an event that never came costs time and no bytes. A file that changed so without an event
-shows that its folder has none, and the files there are polled from then on.
+every `ARMED_LOOK_S` all the same: an event that never came costs time and no bytes. A file that changed so without an
+event shows that its folder has none, and the files there are polled from then on.
 """
 
 from __future__ import annotations
