@@ -277,7 +277,6 @@ def test_the_thread_wakes_the_main_loop_and_ends(tmp_path: Path) -> None:
 def test_a_line_between_the_last_look_and_the_watch_is_seen(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(client, "a.log")
     client.write("a.log", b"more\n")
-    client.step(ROUND_S)
     arm, lines = Hints.arm, [b"between\n"]
 
     def late(hints: Hints, *arguments: Any) -> bool:
