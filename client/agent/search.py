@@ -17,7 +17,7 @@ from logferry.client.files.tail import FileTail
 SHARE = 0.02
 # Where events tell what appears, all is searched after this time, or later if it takes long.
 HINTED_S = (10.0, 60.0)
-HINTED_SHARE = 0.001
+HINTED_SHARE = 0.0005
 UNSEEN_NS = 60_000_000_000  # a file may exist for so long, at most, before it is found
 
 

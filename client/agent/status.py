@@ -35,7 +35,7 @@ FILE = "status.json"
 PAGE_EVERY_S = 1.0
 PAGE_PATIENCE_S = 5.0  # then a request gets the last page: the main thread may hang on a file system
 _SHOWN_FIRST = 40
-ROWS = 100  # in `FILE`: with thousands of files nearly all are at rest
+ROWS = 100  # in `FILE`, of files in trouble; those at rest, with thousands nearly all, fill up what is shown
 _SUMS = {
     "files": "Files that the client follows.",
     "lag_bytes": "Bytes in the followed files that no gateway has acknowledged yet.",
@@ -102,7 +102,7 @@ def write_status(folder: Path, watch: Watch, now: float, centres: FailoverPolicy
     totals["failed"] = len(watch.failed)
     named = {row.source for row in rows[:ROWS]}
     others = (source.status(now) for name, source in watch.sources.items() if name not in named)
-    shown = [row._asdict() for row in (*rows[:ROWS], *islice(others, max(ROWS - len(rows), 0)))]
+    shown = [row._asdict() for row in (*rows[:ROWS], *islice(others, max(_SHOWN_FIRST - len(rows), 0)))]
     failed = dict(islice(watch.failed.items(), ROWS))
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "totals": totals, "files": shown, "failed": failed}
     hints = watch.looks.hints
@@ -155,7 +155,7 @@ def _print(content: dict[str, Any]) -> None:
         if row["error"]:
             _say(f"    last error: {row['error']}")
     if totals["files"] > _SHOWN_FIRST:
-        _say(f"and {totals['files'] - _SHOWN_FIRST} more with less to send (--json shows {ROWS})")
+        _say(f"and {totals['files'] - _SHOWN_FIRST} more with less to send (--json has up to {ROWS} that are behind)")
     told = content["inotify"]
     for why, count in {told["unusable"]: totals["files"]}.items() if told["unusable"] else told["polled"].items():
         _say(f"{count} files are polled: {why}")
