@@ -117,6 +117,9 @@ class Suspects:
     def __init__(self) -> None:
         self._held: dict[FileKey, _Suspect] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
     def close(self) -> None:
         self.forget(tuple(self._held))
 
@@ -303,6 +306,9 @@ class KnownFiles:
 
     def __contains__(self, key: FileKey) -> bool:
         return key in self._entries
+
+    def may_have(self, path: str, facts: os.stat_result) -> bool:
+        return facts.st_ino in self._by_inode or path in self._by_path
 
     def rest(self) -> list[tuple[FileKey, CheckpointEntry]]:
         return list(self._entries.items())

@@ -109,6 +109,14 @@ class FileTail(ByteSource):
             os.close(fd)
 
     @property
+    def may_be_armed(self) -> bool:
+        """Its changes may be events of inotify."""
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
     def begin(self) -> int:
         """Where a new source of the file begins."""
         return 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre, FileGroup
+from logferry.client.agent.status import render_metrics
 from logferry.client.agent.workers import Pusher
 from logferry.client.files import checkpoint as checkpoints
 from logferry.client.files.checkpoint import Checkpoint
@@ -219,3 +220,12 @@ def test_a_pattern_of_files_leaves_spools_out(client: Client) -> None:
 def test_status_and_metrics_of_what_is_not_started(client: Client) -> None:
     found: Any = client.agent.metrics(0.0)
     assert "logferry_push_input" not in found
+
+
+def test_metrics_of_inputs(client: Client) -> None:
+    counts: dict[str, Any] = {"messages": 3, "bytes": 40, "dropped": 1, "refused": 2}
+    row = {"name": "a", "type": "syslog", **counts, "spool_bytes": 5, "spool_limit_bytes": 6, "error": ""}
+    lines = render_metrics(client.agent.watch, 0, {}, "g", [row]).splitlines()
+    assert 'logferry_push_input_dropped_total{input="a"} 1' in lines
+    assert "# TYPE logferry_push_input_messages_total counter" in lines
+    assert 'logferry_push_input_spool_limit_bytes{input="a"} 6' in lines
