@@ -297,7 +297,8 @@ class FileSource:
         self._session = self.batch = None
         if once:
             self.stop(self._error)
-        self._pause(now, REFUSED_S)
+        if self._error != before or now >= self._not_before:  # else it is the same trouble, seen by another look
+            self._pause(now, REFUSED_S)
 
     def _pause(self, now: float, bounds: tuple[float, float], asked_s: float = 0.0, at_once: bool = False) -> None:
         """``at_once``: the first time without a pause."""

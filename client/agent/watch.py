@@ -19,7 +19,7 @@ from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import FileKey, find_moved, folder_is_on
+from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
@@ -71,11 +71,11 @@ class Watch:
             self.refresh(self._live.get(key), now)
         for path in dict.fromkeys(hints.paths):
             for found, (name, files) in self.search.appeared(path, now).items():
-                self._shown(found, name, files, now)
-        self.search.gone(hints.gone, hints.lost)
+                self._shown(found, name, files, now, is_hint=True)
+        self.search.gone(hints.gone, hints.lost or bool(self._suspects))
 
     def _look(self, source: FileSource, now: float) -> None:
-        tail, due = source.tail, now
+        tail, is_changed = source.tail, False
         if tail is None:
             return
         try:
@@ -88,7 +88,8 @@ class Watch:
             return
         except OSError as error:
             source.cannot_read(error, now, self._config.once)
-            is_changed = True
+            due, self.restless[source] = tail.next_look, None
+            self.settle(source, now)  # it pauses: woken, it would be looked at again in the same round
         if tail.deleted_bytes:
             self._deleted.add(source)
         if tail.is_finished(now, self._config.rotated_timeout_s) and not source.busy:
@@ -234,12 +235,14 @@ class Watch:
         self._started = True
         self.search.done(now, bool(self._suspects))
 
-    def _shown(self, key: FileKey, path: str, files: FileGroup, now: float) -> None:
-        """A pattern shows the file under this path."""
+    def _shown(self, key: FileKey, path: str, files: FileGroup, now: float, is_hint: bool = False) -> None:
+        """A pattern shows the file under this path; as a hint, perhaps under its old one, too, which it keeps then."""
         source = self._live.get(key)
         if source is None:
             self._take_up(path, files, now)
         elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
+            if is_hint and source.tail.away_since is None and leads_to(source.tail.path, key):
+                return
             source.tail.path, source.tail.away_since = path, None
             self._checkpoint.changed.add(source.name)
 
@@ -294,10 +297,7 @@ class Watch:
     def _begin_of(self, tail: FileTail, now: float, gone: bool = False) -> int | None:
         """Where to begin with an unknown file; None: it may be a copy in the making, and waits."""
         live = (source.tail for source in self._live.values() if source.tail is not None)
-        begin = self._suspects.begin_of(tail, live, now, self._config.once or self._config.check, gone)
-        if begin is not None:
-            self._suspects.release(tail)
-        return begin
+        return self._suspects.begin_of(tail, live, now, self._config.once or self._config.check, gone)
 
     def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""

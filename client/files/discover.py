@@ -222,6 +222,14 @@ def find_moved(path: str, key: FileKey) -> str | None:
     return next(files_beside(path, lambda _, entry: entry.inode() == key[1]), None)
 
 
+def leads_to(path: str, key: FileKey) -> bool:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return False
+    return (facts.st_dev, facts.st_ino) == key
+
+
 def folder_is_on(path: str, device: int) -> bool:
     """Whether the folder of ``path`` exists on the file system that the file was on."""
     try:
