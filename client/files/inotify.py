@@ -32,9 +32,9 @@ SHARE = 4  # at most the fourth part of the user's watches: others, such as a ku
 RETRY_S = 60.0  # after a limit was reached
 
 _MODIFY, _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x40, 0x80, 0x100, 0x200
-_OVERFLOW, _IGNORED, _ONLYDIR, _EXCL_UNLINK, _ISDIR, _ONESHOT = 0x4000, 0x8000, 1 << 24, 1 << 26, 1 << 30, 1 << 31
+_MOVE_SELF, _OVERFLOW, _IGNORED, _ONLYDIR, _EXCL_UNLINK, _ONESHOT = 0x800, 0x4000, 0x8000, 1 << 24, 1 << 26, 1 << 31
 _OF_FILE = _MODIFY | _ATTRIB | _ONESHOT
-_OF_FOLDER = _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR | _EXCL_UNLINK
+_OF_FOLDER = _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _MOVE_SELF | _ONLYDIR | _EXCL_UNLINK
 _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 1 << 16
 _MAX_WATCHES = Path("/proc/sys/fs/inotify/max_user_watches")
@@ -76,7 +76,7 @@ class Hints:
         self._armed: dict[FileKey, int] = {}
         self._files: dict[int, FileKey] = {}
         self._folders: dict[str, int] = {}
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, set[str]] = {}  # links may lead to one folder under several
         self._reasons: dict[int, str] = {}  # device → why its files are polled; empty: they are not
         self._silent: set[str] = set()  # folders in which a change came without an event
         self._unarmed: dict[FileKey, str] = {}
@@ -136,13 +136,16 @@ class Hints:
             self._forget_folder(path)
         if wd < 0:
             return not why and not os.path.isdir(path)  # noqa: PTH112  (gone again: its own folder tells)
-        self._folders[path], self._paths[wd] = wd, path
+        self._folders[path] = wd
+        self._paths.setdefault(wd, set()).add(path)
         return True
 
     def _forget_folder(self, path: str) -> None:
         wd = self._folders.pop(path, -1)
-        if self._paths.get(wd) == path:
-            del self._paths[wd]
+        paths = self._paths.get(wd, set())
+        paths.discard(path)
+        if not paths:
+            self._paths.pop(wd, None)
             self._libc.inotify_rm_watch(self._fd, wd)
 
     def arm(self, fd: int, key: FileKey, folder: str, now: float) -> bool:
@@ -218,19 +221,19 @@ class Hints:
                     found.files.append(key)
                 elif wd in self._paths:
                     self._of_folder(found, wd, mask, raw[at - size : at].rstrip(b"\0"))
+        for key in (*self._armed,) if found.lost else ():
+            self.disarm(key)  # its one event may be among the lost ones
         self._taken.set()
         return found
 
     def _of_folder(self, found: Found, wd: int, mask: int, name: bytes) -> None:
-        folder = self._paths[wd]
-        if mask & _IGNORED:  # it was removed
-            del self._paths[wd]
-            if self._folders.get(folder) == wd:
-                del self._folders[folder]
-            found.gone.append(folder)
-            return
-        path = os.path.join(folder, os.fsdecode(name))  # noqa: PTH118
-        (found.gone if mask & (_MOVED_FROM | _DELETE) else found.paths).append(path)
+        for folder in (*self._paths[wd],):
+            if mask & (_IGNORED | _MOVE_SELF):  # it was removed, or has another name
+                self._forget_folder(folder)
+                found.gone.append(folder)
+                continue
+            path = os.path.join(folder, os.fsdecode(name)) if name else folder  # noqa: PTH118
+            (found.gone if mask & (_MOVED_FROM | _DELETE) else found.paths).append(path)
 
     def start(self, wake: Callable[[], None]) -> None:
         """A thread that calls ``wake`` when there is something to `take`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from logferry.client.agent.config import FileGroup
 from logferry.client.agent.search import Search
 from logferry.client.files.inotify import Found, Hints
+from logferry.client.files.rotation import QUIET_S
 from logferry.client.files.tail import FileTail
 
 SILENT = pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}], indirect=True)
@@ -149,8 +151,11 @@ def test_an_event_that_is_late_makes_no_folder_polled(client: Any, caplog: Any) 
 
 
 @SILENT
-def test_after_an_overflow_everything_is_looked_at(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_overflow_everything_is_looked_at(
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The queue of the kernel is made to overflow, with names that no pattern wants."""
+    caplog.set_level("INFO")
     hints = quiet(client, "a.log", "b.log")
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     for number in range(limit // 2 + 10):  # two events each
@@ -171,6 +176,10 @@ def test_after_an_overflow_everything_is_looked_at(client: Any, monkeypatch: pyt
     assert b"first\nmore\n" in client.stored()
     client.step(5.0)
     assert b"new\n" in client.stored()
+    for _ in range(5):
+        client.step(0.5)
+    assert hints.armed == 3
+    assert "folder-polled" not in caplog.text
 
 
 @pytest.mark.parametrize("client", [{"heartbeat_s": 0.0}], indirect=True)
@@ -294,3 +303,79 @@ def test_a_line_between_the_last_look_and_the_watch_is_seen(client: Any, monkeyp
     client.step(ROUND_S)
     assert not lines
     assert client.stored() == [b"first\nmore\nbetween\n"]
+
+
+def seconds_until(client: Any, content: bytes) -> float:
+    begin = client.now
+    while content not in client.stored():
+        client.step(0.1)
+        assert client.now < begin + 100
+    return float(client.now - begin)
+
+
+@pytest.mark.parametrize("client", [{"heartbeat_s": 0.0, "idle_s": 0.0}], indirect=True)
+def test_a_folder_that_is_made_again_is_watched_again(client: Any) -> None:
+    """Its pattern has no wildcard before it, so nothing is watched above it."""
+    folder = client.root / "d"
+    client.config = client.config._replace(files=(FileGroup((str(folder / "*.log"),), "t"),))
+    folder.mkdir()
+    client.restart()
+    quiet(client, "d/a.log")
+    folder.rename(client.root / "renamed")
+    folder.mkdir()
+    client.write("d/a.log", b"new\n")
+    client.write("renamed/a.log", b"more\n")
+    client.write("renamed/b.log", b"no pattern shows it\n")
+    assert seconds_until(client, b"new\n") < 1.0
+    client.settle()
+    assert sorted(client.stored()) == [b"first\nmore\n", b"new\n"]
+    for number in range(9):
+        shutil.rmtree(folder)
+        for _ in range(number % 3):
+            client.step(0.1)
+        folder.mkdir()
+        client.write("d/a.log", b"%d\n" % number)
+        assert seconds_until(client, b"%d\n" % number) < 1.0
+
+
+@SILENT
+def test_a_folder_has_events_for_every_path_that_leads_to_it(client: Any) -> None:
+    (client.root / "real").mkdir()
+    (client.root / "link").symlink_to("real")
+    patterns = (str(client.root / "real" / "*.log"), str(client.root / "link" / "*.txt"))
+    client.config = client.config._replace(files=(FileGroup(patterns, "t"),))
+    client.restart()
+    client.step()
+    client.step(0.1)
+    client.write("real/a.log", b"log\n")
+    client.write("real/a.txt", b"text\n")
+    client.step(0.1)
+    client.step(0.1)
+    assert sorted(client.stored()) == [b"log\n", b"text\n"]
+
+
+@SILENT
+def test_another_name_of_a_followed_file_is_not_its_path(client: Any) -> None:
+    """A copy is found beside the path."""
+    client.config = client.config._replace(files=(FileGroup((str(client.root / "**" / "*.log"),), "t"),))
+    (client.root / "kept").mkdir()
+    client.restart()
+    quiet(client, "a.log")
+    (client.root / "kept" / "a.log").hardlink_to(client.root / "a.log")
+    client.step(ROUND_S)
+    (source,) = client.agent.watch.sources.values()
+    assert source.tail.path == str(client.root / "a.log")
+    (client.root / "a.log").rename(client.root / "b.log")
+    client.step(ROUND_S)
+    assert source.tail.path == str(client.root / "b.log")
+
+
+@SILENT
+def test_a_file_that_may_be_a_copy_waits_no_longer_than_without_events(client: Any) -> None:
+    quiet(client, "a.log")
+    client.step(10.0)  # all is searched, so not soon again
+    client.write("a.log.1", b"first\n")
+    begin = client.now
+    while client.stored() != [b"first\n", b"first\n"]:
+        client.step(0.1)
+        assert client.now < begin + QUIET_S + 1.0
