@@ -123,6 +123,7 @@ class Agent:
                 source.cannot_read(error, now, self._config.once)
                 job = None
             if job is not None:
+                source.busy = True  # a look may have woken it again
                 ready.append((source, job))
             else:
                 without.append(source)

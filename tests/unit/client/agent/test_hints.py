@@ -379,3 +379,16 @@ def test_a_file_that_may_be_a_copy_waits_no_longer_than_without_events(client: A
     while client.stored() != [b"first\n", b"first\n"]:
         client.step(0.1)
         assert client.now < begin + QUIET_S + 1.0
+
+
+def test_a_source_whose_heartbeat_finds_new_lines_has_one_request(client: Any) -> None:
+    quiet(client, "a.log")
+    client.now += 400.0
+    client.write("a.log", b"before its event is taken\n")
+    jobs = client.agent.jobs(client.now, 5)
+    for source, job in jobs:
+        client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    assert len(jobs) == 1
+    client.write("a.log", b"later\n")
+    client.settle()
+    assert client.stored() == [b"first\nbefore its event is taken\nlater\n"]
