@@ -33,6 +33,7 @@ class Search:
         self._next = self._soonest = 0.0
         self.failed: dict[str, str] = {}
         self.ignored: set[str] = set()
+        self._folders: set[str] = set()
         self._is_told = False
         self._began_s = 0.0
 
@@ -43,7 +44,13 @@ class Search:
         """Every file that a pattern shows, with its path. What appears meanwhile is an event: the folders are first."""
         self._began_s = time.perf_counter()
         hints = self._hints
-        self._is_told = not hints.unusable and hints.watch_folders(folders_of(self._config.patterns), now)
+        folders = set() if hints.unusable else folders_of(self._config.patterns)
+        self._is_told = not hints.unusable and hints.watch_folders(folders, now)
+        while folders - self._folders:  # in a new one, others may have appeared before it was watched
+            self._folders |= folders
+            folders = folders_of(self._config.patterns)
+            self._is_told = hints.watch_folders(folders, now)
+        self._folders = folders
         return self.below(None)
 
     def below(self, path: str | None) -> dict[FileKey, tuple[str, FileGroup]]:
@@ -52,9 +59,12 @@ class Search:
 
     def appeared(self, path: str, now: float) -> dict[FileKey, tuple[str, FileGroup]]:
         """What patterns show of a file or folder that was created, or was renamed to this."""
-        are_told = [self._hints.watch_folder(each, now) for each in folders_of(self._config.patterns, path)]
-        if not all(are_told):
-            self.soon()
+        watched: set[str] = set()
+        while new := folders_of(self._config.patterns, path) - watched:
+            watched |= new
+            are_told = [self._hints.watch_folder(each, now) for each in new]
+            if not all(are_told):
+                self.soon()
         return self.below(path)
 
     def gone(self, paths: Iterable[str], is_unsure: bool) -> None:

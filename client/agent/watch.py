@@ -361,13 +361,12 @@ class Watch:
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
         """A new source. ``begin``: another one sent what lies before it, or nobody is to."""
-        begin = max(begin, tail.begin)
+        begin = tail.begin_at(max(begin, tail.begin))
         name = source_id(self._config.host, tail.path, self._checkpoint.next_generation(), files.source)
         seen_ms = int(time.time() * 1000)
         entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), seen_ms)
         entry.born_ns, entry.topic = tail.born_ns, files.topic
         if begin:
-            tail.go_to(begin)
             entry.position = entry.since = begin
             entry.mark = fingerprint(tail.mark)
             reason = f"{reason}; it begins at position {begin}"

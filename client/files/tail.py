@@ -221,6 +221,14 @@ class FileTail(ByteSource):
         self.mark = os.pread(self._fd, position - begin, begin)
         self.position = position
 
+    def begin_at(self, position: int) -> int:
+        """Goes there. 0 if the file was truncated meanwhile: then it begins anew."""
+        try:
+            self.go_to(position)
+        except FileChanged:
+            return 0
+        return position
+
     def is_last(self, now: float, idle_s: float) -> bool:
         return self._limit is not None or now - self.changed_at >= idle_s
 

@@ -392,3 +392,31 @@ def test_a_source_whose_heartbeat_finds_new_lines_has_one_request(client: Any) -
     client.write("a.log", b"later\n")
     client.settle()
     assert client.stored() == [b"first\nbefore its event is taken\nlater\n"]
+
+
+@pytest.mark.parametrize("client", [{"heartbeat_s": 0.0, "idle_s": 0.0}], indirect=True)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_folder_that_is_made_before_the_one_around_it_is_watched(
+    client: Any, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    pods = client.root / "pods"
+    client.config = client.config._replace(files=(FileGroup((str(pods / "*" / "*" / "*.log"),), "t"),))
+    pods.mkdir()
+    watch = Hints._watch_folder
+
+    def late(hints: Hints, path: str, now: float) -> bool:
+        if path == str(pods / "p"):
+            (pods / "p" / "c").mkdir(exist_ok=True)
+        return watch(hints, path, now)
+
+    monkeypatch.setattr(Hints, "_watch_folder", late)
+    if is_first:
+        (pods / "p").mkdir()
+    client.restart()
+    client.step()
+    (pods / "p").mkdir(exist_ok=True)
+    client.step(ROUND_S)
+    client.write("pods/p/c/0.log", b"soon\n")
+    client.step(ROUND_S)
+    client.step(ROUND_S)
+    assert client.stored() == [b"soon\n"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from logferry.client.agent.config import FileGroup, parse
+from logferry.client.agent.search import Search
 from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
+from logferry.client.files.tail import FileTail
 
 WARNINGS = LineRules(any_of(["WARN", "ERROR"]), any_of(["health"]))
 
@@ -137,6 +139,25 @@ def test_files_that_were_there_before_the_client_begin_at_their_end(client: Any,
     assert sorted(client.stored()) == [b"all of it\n", b"first\n", b"half a line\n"]
     (source,) = [each for name, each in gateway.sources.items() if "/a.log" in name]
     assert (source.base, source.recorded) == (4, 16)
+
+
+def test_a_file_that_is_truncated_while_its_end_is_looked_for_is_sent(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.write("a.log", b"old\n")
+    following(client, starts_at_end=True)
+    end_of = Search.end_of
+
+    def late(search: Search, tail: FileTail, saved_ns: int) -> int:
+        end = end_of(search, tail, saved_ns)
+        client.write("a.log", b"", "wb")
+        return end
+
+    monkeypatch.setattr(Search, "end_of", late)
+    client.step()
+    client.write("a.log", b"new\n")
+    client.settle()
+    assert client.stored() == [b"new\n"]
 
 
 def test_what_began_at_its_end_continues_after_restarts_and_rotation(client: Any) -> None:
