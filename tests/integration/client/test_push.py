@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -207,7 +208,7 @@ def test_files_that_are_gone_once_they_were_opened_and_lines_that_are_left_out(
     contents = {f"{number}.log": b"debug\n" * (number % 3) + b"%d\n" % number for number in range(30)}
     for name, content in contents.items():
         (push.logs / name).write_bytes(content)
-        until(lambda name=name: has_open(client, push.logs / name))
+        until(partial(has_open, client, push.logs / name))
         (push.logs / name).unlink()
     (push.logs / "debug.log").write_bytes(b"debug\n" * 3)
     wanted = sorted([b"", b"one\n", *(b"%d\n" % number for number in range(30))])
