@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.events import log_event
@@ -67,8 +67,9 @@ class Search:
                 self.soon()
         return self.below(path)
 
-    def gone(self, paths: Iterable[str], is_unsure: bool) -> None:
+    def gone(self, paths: Sequence[str], is_unsure: bool) -> None:
         """They left. ``is_unsure``: others may have, too, or may have appeared."""
+        self._folders.difference_update(paths)
         if is_unsure or any(rests_of(pattern, path) for path in paths for pattern in self._config.patterns):
             self.soon()
 
