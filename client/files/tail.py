@@ -222,7 +222,7 @@ class FileTail(ByteSource):
         self.position = position
 
     def begin_at(self, position: int) -> int:
-        """Goes there. 0 if the file was truncated meanwhile: then it begins anew."""
+        """Goes there. 0 if the file was truncated meanwhile: then it begins again."""
         try:
             self.go_to(position)
         except FileChanged:
