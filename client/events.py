@@ -22,7 +22,7 @@ _BY_LEVEL = {
     INFO: """
         started stopped source-new source-resumed source-copied source-away source-finished gateway-back
         data-centre-back state-new credentials-read hbase-serving
-        hbase-announced-again hbase-tailing spool-renewed
+        hbase-announced-again hbase-tailing folder-polled spool-renewed
     """,
     WARNING: """
         file-limit nothing-matches file-gone source-over gateway-forgot nul-hole recut smaller gateway-away

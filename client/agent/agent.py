@@ -37,6 +37,7 @@ STATUS_EVERY_S = 5.0
 CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
+STALE_S = 1.0
 HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 
 
@@ -70,8 +71,7 @@ class Agent:
         self._choose_centre(now)
         self.inputs.check()
         for key in self.inputs.news():
-            if (source := self.watch.source_at(key)) is not None:
-                self.watch.ready.put(source, now)
+            self.watch.refresh(self.watch.source_at(key), now)
         self.watch.tick(now)
         every_s = PRESSED_EVERY_S if self.inputs.is_pressed else REMEMBER_EVERY_S
         if self._moved and now - self._remembered >= every_s:
@@ -80,8 +80,7 @@ class Agent:
             self._next_status = now + STATUS_EVERY_S
             with suppress(OSError):  # a full disk is logged when the checkpoint cannot be written
                 folder = Path(self._config.state_dir)
-                sources, inputs = self.watch.sources.values(), self.inputs.status()
-                write_status(folder, sources, self.watch.failed, now, self.centres, inputs)
+                write_status(folder, self.watch, now, self.centres, self.inputs.status())
 
     def metrics(self, now: float) -> str:
         """The text for `MetricsPage`."""
@@ -93,9 +92,8 @@ class Agent:
             "away_seconds": ("gauge", "Seconds for which no gateway has taken chunks.", away_s),
             "process_cpu_seconds_total": ("counter", "Processor time of the client.", time.process_time()),
         }
-        rows = [source.status(now) for source in self.watch.sources.values()]
         here = self.centres.names[self.centres.here]
-        return render_metrics(rows, len(self.watch.failed), facts, here, self.inputs.status())
+        return render_metrics(self.watch, now, facts, here, self.inputs.status())
 
     def _choose_centre(self, now: float) -> None:
         """Every source switches, each when its present request was answered."""
@@ -115,6 +113,7 @@ class Agent:
         without: list[FileSource] = []
         room = self._paced(now, room)
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
+            self.watch.refresh(source, now, STALE_S)  # before it reports what is in the file
             try:
                 job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
             except FileChanged as change:
@@ -124,6 +123,7 @@ class Agent:
                 source.cannot_read(error, now, self._config.once)
                 job = None
             if job is not None:
+                source.busy = True  # a look may have woken it again
                 ready.append((source, job))
             else:
                 without.append(source)
@@ -172,7 +172,7 @@ class Agent:
         """Applies the outcome of a job."""
         self._under_way -= 1
         if source.name in self.watch.sources:
-            self.watch.ready.put(source, now)
+            self.watch.wake(source, now)
         self.centres.record(job.dc, shows_life(outcome.answer), now)
         if self._pace is not None:
             self._pace.spend(outcome.sent_bytes)
@@ -272,6 +272,7 @@ def run(
 ) -> int:
     """The main loop; returns the exit status."""
     agent = Agent(config, checkpoint, time.monotonic(), inputs)
+    agent.watch.looks.hints.start(workers.wake)
     may_end = config.once or not config.has_files
     next_tick = next_read = 0.0
     exit_status: int | None = None
@@ -280,6 +281,8 @@ def run(
         if now >= next_tick:
             agent.tick(now)
             next_tick = now + config.linger_s
+        elif agent.watch.looks.hints.is_due:
+            agent.watch.take_hints(now)
         if now >= next_read or signals.reread:
             is_asked, signals.reread = signals.reread, False
             if is_asked:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.files.identity import attribute
+from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
 from logferry.client.inputs.inputs import spool_path
 from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
@@ -21,7 +22,7 @@ from logferry.client.transport.connections import Dialer, check_pin, proxies_of
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
-OWN_ATTRIBUTES = ("host", "path", "split", "cut", "resumed_at")
+OWN_ATTRIBUTES = ("host", "path", "split", "cut", "filtered", "resumed_at")
 _T = TypeVar("_T")
 
 
@@ -36,6 +37,9 @@ class FileGroup(NamedTuple):
     cut_lines: bool = False
     link_roots: tuple[str, ...] = ()
     source: str = ""  # of an input: what its source ids begin with, in place of host and path
+    rules: LineRules | None = None
+    starts_at_end: bool = False
+    ignore_older_s: float = 0.0
 
 
 class DataCentre(NamedTuple):
@@ -240,7 +244,9 @@ def _spools(given: Settings, inputs: Sequence[InputSettings]) -> Iterator[FileGr
         group = _group(given, f"inputs[{number}].", {**own, "paths": [path]})
         attributes = {**group.attributes, "path": attribute(each.name)}
         group = group._replace(source=each.source, exclude=(), attributes=attributes)
-        yield group if each.kind == "stdin" else group._replace(record_start=None, cut_lines=False)
+        group = group._replace(starts_at_end=False, ignore_older_s=0.0)  # these are about files of others
+        rules = group.rules and group.rules._replace(encoding=None)  # lines of JSON are UTF-8
+        yield group if each.kind == "stdin" else group._replace(record_start=None, cut_lines=False, rules=rules)
 
 
 def _files(given: Settings, has_inputs: bool) -> tuple[FileGroup, ...]:
@@ -265,6 +271,19 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
     if topic is None:
         raise ValueError(f"{given.label('topic')} is required")
     attributes = {**given.get("attributes", {}), **group.get("attributes", {})}
+    include, exclude = (
+        _checked(label(name), any_of, group.get(name, given.get(name, ())))
+        for name in ("include_lines", "exclude_lines")
+    )
+    if start is not None and (include or exclude):
+        raise ValueError(f"{label('record_start')}: records are kept whole: leave out include_lines and exclude_lines")
+    encoding = _checked(label("encoding"), one_byte_encoding, group.get("encoding", given.get("encoding", "utf-8")))
+    start_at = group.get("start_at", given.get("start_at", "beginning"))
+    if start_at not in ("beginning", "end"):
+        raise ValueError(f"{label('start_at')} {start_at!r} is neither beginning nor end")
+    ignore_older_s = group.get("ignore_older_s", given.get("ignore_older_s", 0.0))
+    if not 0 <= ignore_older_s <= 1e9:
+        raise ValueError(f"{label('ignore_older_s')} {ignore_older_s:g} is not between 0 and {1e9:g}")
     return FileGroup(
         patterns=tuple(os.path.abspath(pattern) for pattern in group["paths"]),  # noqa: PTH100
         topic=_checked(label("topic"), check_topic, topic),
@@ -273,6 +292,9 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
         record_start=None if start is None else _checked(label("record_start"), starts_record, start),
         cut_lines=group.get("cut_lines", given.get("cut_lines", False)),
         link_roots=tuple(os.path.abspath(root) for root in given.get("link_root", ())),  # noqa: PTH100
+        rules=LineRules(include, exclude, encoding) if include or exclude or encoding else None,
+        starts_at_end=start_at == "end",
+        ignore_older_s=ignore_older_s,
     )
 
 
@@ -310,7 +332,7 @@ def _ca_file(given: Settings) -> str | None:
 # ---- texts and numbers ---------------------------------------------------------------------------------------
 
 
-def _checked(label: str, check: Callable[[str], _T], text: str) -> _T:
+def _checked(label: str, check: Callable[[Any], _T], text: Any) -> _T:
     """What ``check`` makes of the text. Raises ValueError, which begins with ``label``."""
     try:
         return check(text)

@@ -29,7 +29,11 @@ _TABLE = "a table of strings"
 _NUMBER = "a number"
 _TEXT, _WHOLE, _YES = "a string", "a whole number", "true or false"
 
-_OF_FILES = {"topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_start": _TEXT, "cut_lines": _YES}
+_OF_FILES = {
+    "topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_start": _TEXT, "cut_lines": _YES,
+    "include_lines": _TEXTS, "exclude_lines": _TEXTS, "encoding": _TEXT, "start_at": _TEXT,
+    "ignore_older_s": _NUMBER,
+}  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
@@ -158,8 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("glob", nargs="*", metavar="GLOB", help="files to send")
     add("--config", metavar="FILE", help="a TOML file with settings, named as the options with _ for -; further tables"
-        " are [[files]] (paths, topic, exclude, attributes, record_start, cut_lines), [[inputs]] and, in place of url,"
-        " [[datacenters]] (name, urls, token_file)")  # fmt: skip
+        " are [[files]] (paths, topic, exclude, attributes, start_at, encoding, and those about lines), [[inputs]] and,"
+        " in place of url, [[datacenters]] (name, urls, token_file)")  # fmt: skip
     add("--url", action="append", help="URL of a gateway; repeat it for other gateways of the same data centre, which"
         " are tried while the first does not answer")  # fmt: skip
     add("--topic", help="topic that the lines are written to, without its data centre")
@@ -199,6 +203,16 @@ def _parser() -> argparse.ArgumentParser:
         " the rest is left out")  # fmt: skip
     add("--record-start", metavar="REGEX", help="pattern of a record's first line; the lines after it that do not match"
         " stay in its chunk")  # fmt: skip
+    add("--include-lines", action="append", metavar="REGEX", help="send only lines in which this pattern is found;"
+        " repeat it for others")  # fmt: skip
+    add("--exclude-lines", action="append", metavar="REGEX", help="leave out lines in which this pattern is found;"
+        " repeat it for others")  # fmt: skip
+    add("--encoding", metavar="NAME", help="encoding of the files, if it is not UTF-8 and has one byte for each"
+        " character: lines are sent as UTF-8 (default: utf-8)")  # fmt: skip
+    add("--start-at", choices=("beginning", "end"), help="where to begin with files that were there before the client"
+        " (default: beginning)")  # fmt: skip
+    add("--ignore-older-s", type=float, metavar="S", help="leave out files that were last written longer ago, until"
+        " they are written again; 0: none (default: 0)")  # fmt: skip
     add("--linger-ms", type=int, metavar="MS", help="longest wait of a line before it is sent (default: 200)")
     add("--idle-s", type=float, metavar="S", help="wait of a last line without a newline (default: 30)")
     add("--rotated-timeout-s", type=float, metavar="S", help="stop following a renamed or removed file after this many"

@@ -63,7 +63,7 @@ class FileSource:
         self.why = ""  # it is a new source, or "known"
         attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
         sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        limits = Limits(*sizes, files.record_start, files.cut_lines)
+        limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
         self._batches = BatchReader(entry.source_id, limits, attributes)
         self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._session: int | None = None
@@ -297,7 +297,8 @@ class FileSource:
         self._session = self.batch = None
         if once:
             self.stop(self._error)
-        self._pause(now, REFUSED_S)
+        if self._error != before or now >= self._not_before:  # else it is the same trouble, seen by another look
+            self._pause(now, REFUSED_S)
 
     def _pause(self, now: float, bounds: tuple[float, float], asked_s: float = 0.0, at_once: bool = False) -> None:
         """``at_once``: the first time without a pause."""
@@ -344,9 +345,9 @@ class FileSource:
         if self.tail is not None and not self.busy and self.batch is not None:
             self._batches.kept, self.batch = self.in_flight(), None
 
-    def resume_after(self, layout: BatchLayout) -> None:
+    def resume_after(self, layout: BatchLayout | None) -> None:
         """A client that was killed sent this batch last. Everything before it was acknowledged."""
-        if self.entry.position <= layout.start <= self.reading.end:
+        if layout is not None and self.entry.position <= layout.start <= self.reading.end:
             self.reading.go_to(layout.start)
             if layout.before == digest(self.reading.mark) or not (layout.before or self.after_reboot):
                 self.entry.position, self.entry.mark = layout.start, fingerprint(self.reading.mark)

@@ -5,7 +5,7 @@ state folder every few seconds, as a whole and without fsync: it describes the p
 the file, shows whether a client runs.
 
 ``--metrics-port`` serves metrics for Prometheus on the loopback interface. A request waits until the main thread has
-rendered the page, which asks every source: at most once a second, and never while nobody scrapes.
+rendered the page: at most once a second, and never while nobody scrapes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from logferry.client.agent.config import Config
 from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.schedule import SourceStatus
-from logferry.client.agent.source import FileSource
 from logferry.client.agent.watch import Watch
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
@@ -36,6 +36,7 @@ FILE = "status.json"
 PAGE_EVERY_S = 1.0
 PAGE_PATIENCE_S = 5.0  # then a request gets the last page: the main thread may hang on a file system
 _SHOWN_FIRST = 40
+ROWS = 100  # in `FILE`, of files in trouble; those at rest, with thousands nearly all, fill up what is shown
 _SUMS = {
     "files": "Files that the client follows.",
     "lag_bytes": "Bytes in the followed files that no gateway has acknowledged yet.",
@@ -88,9 +89,11 @@ def check(config: Config) -> int:
         _say(f"send  {path} -> {entry.topic}: {left} bytes, {which}")
     for path, reason in watch.failed.items():
         _say(f"fail  {path}: {reason}")
+    for path in sorted(watch.search.ignored):
+        _say(f"skip  {path}: last written longer ago than --ignore-older-s")
     for files in config.files:
         for path, reason in left_out(files.patterns, config.state_dir, files.exclude, files.link_roots).items():
-            if path not in paths:
+            if path not in paths and path not in watch.search.ignored:
                 _say(f"skip  {path}: {reason}")
     _say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")
     watch.close()
@@ -98,17 +101,29 @@ def check(config: Config) -> int:
     return 1 if watch.failed or not (paths or config.inputs) else 0
 
 
+def _troubled(watch: Watch, now: float) -> list[SourceStatus]:
+    """The sources that are behind or have an error. The others, mostly nearly all, are not asked."""
+    rows = [source.status(now) for source in watch.restless if source.name in watch.sources]
+    rows = [row for row in rows if row.lag_bytes or row.error]
+    watch.restless = dict.fromkeys(watch.sources[row.source] for row in rows)
+    return rows
+
+
 def write_status(
-    folder: Path,
-    sources: Iterable[FileSource],
-    failed: Mapping[str, str],
-    now: float,
-    centres: FailoverPolicy,
-    inputs: Sequence[dict[str, Any]] = (),
+    folder: Path, watch: Watch, now: float, centres: FailoverPolicy, inputs: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """Raises OSError; the previous file is still whole then."""
-    rows = [source.status(now)._asdict() for source in sources]
-    content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "files": rows, "failed": dict(failed)}
+    """The worst files first, `ROWS` at most. Raises OSError; the previous file is still whole then."""
+    rows = sorted(_troubled(watch, now), key=lambda row: (not row.error, -row.lag_bytes))
+    totals = {"files": len(watch.sources), "behind": sum(bool(row.lag_bytes) for row in rows)}
+    totals.update(errors=sum(bool(row.error) for row in rows), lag_bytes=sum(row.lag_bytes for row in rows))
+    totals["failed"] = len(watch.failed)
+    named = {row.source for row in rows[:ROWS]}
+    others = (source.status(now) for name, source in watch.sources.items() if name not in named)
+    shown = [row._asdict() for row in (*rows[:ROWS], *islice(others, max(_SHOWN_FIRST - len(rows), 0)))]
+    failed = dict(islice(watch.failed.items(), ROWS))
+    content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "totals": totals, "files": shown, "failed": failed}
+    hints = watch.looks.hints
+    content["inotify"] = {"files": hints.armed, "polled": hints.polled, "unusable": hints.unusable}
     if inputs:
         content["inputs"] = inputs
     if len(centres.names) > 1:
@@ -124,7 +139,7 @@ def show_status(folder: Path, as_json: bool = False) -> int:
     runs = _is_locked(folder)
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        at_ms, rows, failed = content["at_ms"], content["files"], content["failed"]
+        at_ms, totals, inputs = content["at_ms"], content["totals"], content.get("inputs", ())
     except (OSError, ValueError, KeyError, TypeError):
         _say(f"{folder}: " + ("the client has just started" if runs else "no client runs on this state folder"))
         return 0 if runs else 3
@@ -133,11 +148,11 @@ def show_status(folder: Path, as_json: bool = False) -> int:
     else:
         age_s = max(time.time() - at_ms / 1000, 0)
         _say(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
-        _print_inputs(content.get("inputs", ()))
-        _print(rows, failed, content.get("data_centre"))
+        _print_inputs(inputs)
+        _print(content)
     if not runs:
         return 3
-    return 1 if failed or any(row["error"] for row in (*rows, *content.get("inputs", ()))) else 0
+    return 1 if totals["failed"] or totals["errors"] or any(row["error"] for row in inputs) else 0
 
 
 def _print_inputs(rows: Iterable[dict[str, Any]]) -> None:
@@ -149,25 +164,32 @@ def _print_inputs(rows: Iterable[dict[str, Any]]) -> None:
             _say(f"    error: {row['error']}")
 
 
-def _print(rows: list[dict[str, Any]], failed: dict[str, str], centre: dict[str, Any] | None) -> None:
+def _print(content: dict[str, Any]) -> None:
+    totals, rows, failed = (content[name] for name in ("totals", "files", "failed"))
+    centre = content.get("data_centre")
     if centre is not None:
         since = "" if centre["for_s"] is None else f", for {centre['for_s']:.0f} s"
         why = f": {centre['why']}" if centre["why"] else ""
         _say(f"writes to the data centre {centre['here']}{since}{why}")
         for other in centre["others"]:
             _say(f"    {other['name']}: {other['state']}")
-    for path, reason in failed.items():
+    for path, reason in list(failed.items())[:_SHOWN_FIRST]:
         _say(f"cannot be read: {path}: {reason}")
-    rows.sort(key=lambda row: (not row["error"], -row["lag_bytes"]))
+    if totals["failed"] > _SHOWN_FIRST:
+        _say(f"and {totals['failed'] - _SHOWN_FIRST} more that cannot be read")
     for row in rows[:_SHOWN_FIRST]:
         behind = f"{row['lag_bytes']} bytes behind for {row['behind_s']:.0f} s" if row["lag_bytes"] else "all sent"
         _say(f"{row['path']} -> {row['topic']}: {row['position']} of {row['size']}, {behind}")
         _say(f"    waits for {row['waits_for']}, for {row['waits_s']:.0f} s")
         if row["error"]:
             _say(f"    last error: {row['error']}")
-    if len(rows) > _SHOWN_FIRST:
-        _say(f"and {len(rows) - _SHOWN_FIRST} more with less to send (--json shows all)")
-    _say(f"{len(rows)} files, {sum(row['lag_bytes'] for row in rows)} bytes behind")
+    if totals["files"] > _SHOWN_FIRST:
+        _say(f"and {totals['files'] - _SHOWN_FIRST} more with less to send (--json has up to {ROWS} that are behind)")
+    told = content["inotify"]
+    for why, count in {told["unusable"]: totals["files"]}.items() if told["unusable"] else told["polled"].items():
+        _say(f"{count} files are polled: {why}")
+    behind = f"{totals['behind']} of them behind, {totals['errors']} with an error"
+    _say(f"{totals['files']} files, {totals['lag_bytes']} bytes behind; {behind}")
 
 
 def _is_locked(folder: Path) -> bool:
@@ -185,17 +207,18 @@ def _is_locked(folder: Path) -> bool:
 
 
 def render_metrics(
-    rows: Iterable[SourceStatus],
-    unreadable: int,
+    watch: Watch,
+    now: float,
     facts: Mapping[str, tuple[str, str, float]],
     here: str,
     inputs: Sequence[dict[str, Any]] = (),
 ) -> str:
     """``facts``: name → type, help and value. ``here``: the data centre that the client writes to."""
     topics: dict[str, dict[str, float]] = {}
-    for row in rows:
-        sums = topics.setdefault(row.topic, dict.fromkeys(_SUMS, 0.0))
-        sums["files"] += 1
+    for source in watch.sources.values():
+        topics.setdefault(source.entry.topic, dict.fromkeys(_SUMS, 0.0))["files"] += 1
+    for row in _troubled(watch, now):
+        sums = topics[row.topic]
         sums["lag_bytes"] += row.lag_bytes
         sums["behind_seconds"] = max(sums["behind_seconds"], row.behind_s)
         sums["files_in_trouble"] += bool(row.error)
@@ -210,7 +233,10 @@ def render_metrics(
         lines += _head(name, kind, help_)
         lines += [f'logferry_push_{name}{{input="{row["name"]}"}} {row[key]}' for row in inputs]
     lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
-    lines += [f"logferry_push_files_unreadable {unreadable}"]
+    lines += [f"logferry_push_files_unreadable {len(watch.failed)}"]
+    lines += _head("files_polled", "gauge", "Files that are polled, because inotify tells nothing of them.")
+    hints = watch.looks.hints
+    lines += [f"logferry_push_files_polled {len(watch.sources) if hints.unusable else sum(hints.polled.values())}"]
     lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
     here = here.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines += [f'logferry_push_data_centre{{name="{here}"}} 1']

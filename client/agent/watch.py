@@ -13,18 +13,17 @@ import time
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.looks import DeletedFiles, Looks
 from logferry.client.agent.schedule import NEVER, TimeQueue
+from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import FileKey, find_by_entry, find_moved, folder_is_on, leads_out, missing
+from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
 from logferry.client.inputs.inputs import Inputs
-
-# Looking for files takes at most this share of the time, however many there are.
-DISCOVERY_SHARE = 0.02
 
 
 class Watch:
@@ -32,52 +31,80 @@ class Watch:
 
     def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy, inputs: Inputs) -> None:
         self.sources: dict[str, FileSource] = {}
-        self.failed: dict[str, str] = {}  # path → why it could not be read
         self._config = config
         self._checkpoint = checkpoint
         self._centres = centres
-        self._inputs = inputs
         self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
         self._suspects = Suspects()
-        self._looks: TimeQueue[FileSource] = TimeQueue()
-        self._deleted: dict[FileSource, None] = {}  # those whose file is deleted and open
+        self.looks = Looks(not (config.once or config.check))
+        self.search = Search(config, self.looks.hints, inputs)
+        self.failed = self.search.failed
+        self._deleted = DeletedFiles(config.max_deleted_bytes)
         self._live: dict[FileKey, FileSource] = {}
         self._is_copy = checkpoint.adopt(config.host)
         for entry in checkpoint.entries.values():
             if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
                 entry.last_path, entry.away = entry.real_path, True
+        self.restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
-        self._next_discovery = 0.0
         self._started = False
 
     def tick(self, now: float) -> None:
         """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
-        if not self._started or (not self._config.once and now >= self._next_discovery):
+        self.take_hints(now)
+        if not self._started or (not self._config.once and self.search.is_due(now)):
             self._discover(now)
-        for source in list(iter(lambda: self._looks.pop(now), None)):
-            if source.tail is not None:
-                self._look(source, source.tail, now)
-        self._bound_deleted()
+        for source in self.looks.due(now):
+            self._look(source, now)
+        for source, tail in self._deleted.too_many():
+            self._close(source, tail)
+            if source.reading.end < tail.size:
+                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
 
-    def _look(self, source: FileSource, tail: FileTail, now: float) -> None:
+    def take_hints(self, now: float) -> None:
+        """Looks at what changed, by inotify, since the last call."""
+        if not self._started or self.looks.hints.unusable:
+            return
+        hints = self.looks.hints.take()
+        for key in (*self._live,) if hints.lost else hints.files:
+            self.refresh(self._live.get(key), now)
+        for path in dict.fromkeys(hints.paths):
+            for found, (name, files) in self.search.appeared(path, now).items():
+                self._shown(found, name, files, now, is_hint=True)
+        self.search.gone(hints.gone, hints.lost or bool(self._suspects))
+
+    def _look(self, source: FileSource, now: float) -> None:
+        tail, is_changed = source.tail, False
+        if tail is None:
+            return
         try:
-            is_changed = tail.look(now)
+            is_changed, due = self.looks.look(tail, now)
+            if not is_changed and self.looks.arm(tail, now):
+                tail.next_look = now
+                is_changed = tail.look(now)
         except FileChanged as change:
             self.renew(source, str(change), now)
             return
         except OSError as error:
             source.cannot_read(error, now, self._config.once)
-            is_changed = True
+            due, self.restless[source] = tail.next_look, None
+            self.settle(source, now)  # it pauses: woken, it would be looked at again in the same round
         if tail.deleted_bytes:
-            self._deleted[source] = None
+            self._deleted.add(source)
         if tail.is_finished(now, self._config.rotated_timeout_s) and not source.busy:
             log_event("source-finished", source=source.name, bytes=tail.position)
             self._close(source, tail)
             return
-        self._looks.put(source, tail.next_look)
+        self.looks.put(source, self.looks.next_look(tail, due, now))
         if is_changed:
-            self.ready.put(source, now)
+            self.wake(source, now)
+
+    def refresh(self, source: FileSource | None, now: float, stale_s: float = -1.0) -> None:
+        """Looks at the file now, if the last look was longer ago."""
+        if source is not None and source.tail is not None and now - source.tail.looked_at > stale_s:
+            source.tail.next_look = now
+            self._look(source, now)
 
     def settle(self, source: FileSource, now: float) -> None:
         """The source had no request: it is asked again when it may have one, or dropped."""
@@ -89,33 +116,25 @@ class Watch:
     def source_at(self, key: FileKey) -> FileSource | None:
         return self._live.get(key)
 
+    def wake(self, source: FileSource, now: float) -> None:
+        """It may have something to do."""
+        self.ready.put(source, now)
+        self.restless[source] = None
+
     def wake_all(self, now: float) -> None:
         """Also those that pause after a refusal: its cause may be gone."""
         for source in self.sources.values():
             source.retry(now)
-            self.ready.put(source, now)
-
-    def _bound_deleted(self) -> None:
-        """Deleted logs should free space. Beyond the limit those that were sent are closed first, then the oldest."""
-        deleted = [(s, s.tail) for s in self._deleted if s.tail is not None and s.tail.deleted_bytes]
-        self._deleted = dict.fromkeys(source for source, _ in deleted)
-        too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._config.max_deleted_bytes
-        deleted.sort(key=lambda pair: (pair[1].position < pair[1].size, pair[1].away_since or pair[1].looked_at))
-        for source, tail in deleted:
-            if too_many <= 0:
-                break
-            too_many -= tail.deleted_bytes
-            self._close(source, tail)
-            if source.reading.end < tail.size:
-                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
+            self.wake(source, now)
 
     def _close(self, source: FileSource, tail: FileTail) -> None:
         """Its bytes are no longer read. The request under way is completed, and ``finished`` is still reported."""
         source.detach()
+        self.looks.forget(tail)
         tail.close()
         del self._live[tail.key]
         self._checkpoint.changed.add(source.name)
-        self.ready.put(source, tail.looked_at)
+        self.wake(source, tail.looked_at)
 
     def renew(self, source: FileSource, reason: str, now: float) -> None:
         """The file of ``source`` holds something else: that becomes a new source."""
@@ -130,7 +149,7 @@ class Watch:
             self._suspects.is_over(tail, kept)
         log_event("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
         self._checkpoint.drop(source.name)
-        self.ready.put(source, now)
+        self.wake(source, now)
         if source.is_done():
             self._drop(source)
         if tail is not None:
@@ -162,8 +181,8 @@ class Watch:
     def _move(self, source: FileSource, to: FileTail, now: float) -> None:
         source.move_to(to)
         self._live[to.key] = source
-        self._looks.put(source, now)
-        self.ready.put(source, now)
+        self.looks.put(source, now)
+        self.wake(source, now)
         self._checkpoint.changed.add(source.name)
 
     def _is_another(self, tail: FileTail) -> bool:
@@ -177,7 +196,9 @@ class Watch:
         except OSError as error:  # the next search finds it again
             log_event("file-unreadable", path=tail.path, reason=error.strerror)
             self.failed[tail.path] = error.strerror or "unreadable"
+            self.search.soon()
             self._live.pop(tail.key, None)
+            self.looks.forget(tail)
             tail.close()
             return
         self._start(renewed, reason, files, begin)
@@ -186,25 +207,18 @@ class Watch:
         for source in self.sources.values():
             source.reading.close()
         self._suspects.close()
+        self.looks.hints.close()
 
     # ---- finding files -----------------------------------------------------------------------------------
 
     def _discover(self, now: float) -> None:
-        began = time.perf_counter()
-        entries = [(files.patterns, files.exclude, files.link_roots) for files in self._config.files]
-        numbered = find_by_entry(entries, self._config.state_dir)
-        found = {key: (path, self._config.files[number]) for key, (path, number) in numbered.items()}
+        found = self.search.all(now)
         for key, entry in () if self._started else self._known.rest():
             if key not in found and self._known.is_replaced(entry, now):
                 self._take_up_copy(entry, now)  # before it is found as an unknown file
         self._lost = KnownFiles((source.entry for key, source in self._live.items() if key not in found), False)
         for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):
-            source = self._live.get(key)
-            if source is None:
-                self._take_up(path, files, now)
-            elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
-                source.tail.path, source.tail.away_since = path, None
-                self._checkpoint.changed.add(source.name)
+            self._shown(key, path, files, now)
         for key, source in self._live.items():
             if key not in found and source.tail is not None and source.tail.away_since is None:
                 source.tail.away_since = now
@@ -215,22 +229,26 @@ class Watch:
             if (begin := self._begin_of(tail, now, gone=True)) is not None:
                 tail.away_since = now
                 self._start(tail, "first seen; it is gone", self._config.group_of(tail.path), begin)
-        paths = {path for path, _ in found.values()}
-        self.failed = {path: why for path, why in self.failed.items() if path in paths}
+        self.search.keep_failed({path for path, _ in found.values()})
         if not self._started:
             self._first_time(bool(found), now)
         self._started = True
-        pause_s = max(self._config.linger_s, (time.perf_counter() - began) / DISCOVERY_SHARE)
-        self._next_discovery = now + pause_s
+        self.search.done(now, bool(self._suspects))
+
+    def _shown(self, key: FileKey, path: str, files: FileGroup, now: float, is_hint: bool = False) -> None:
+        """A pattern shows the file under this path; as a hint, perhaps under its old one, too, which it keeps then."""
+        source = self._live.get(key)
+        if source is None:
+            self._take_up(path, files, now)
+        elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
+            if is_hint and source.tail.away_since is None and leads_to(source.tail.path, key):
+                return
+            source.tail.path, source.tail.away_since = path, None
+            self._checkpoint.changed.add(source.name)
 
     def _first_time(self, any_found: bool, now: float) -> None:
         """Files that the patterns do not show: they were renamed or removed while the client was down."""
-        absent = missing(self._config.patterns)
-        for path in absent if self._config.once else ():
-            log_event("file-missing", path=path)
-            self.failed[path] = "not there"
-        if not any_found and not (absent and self._config.once):
-            log_event("nothing-matches", patterns=" ".join(self._config.patterns))
+        self.search.log_missing(any_found)
         for key, entry in self._known.rest():
             if key not in self._known:
                 continue
@@ -272,35 +290,18 @@ class Watch:
         log_event("source-resumed", source=entry.source_id, path=reading.path, position=entry.position)
         self._known.remove(entry)
         entry.device, entry.inode = reading.key  # its own belong to another file by now
-        source = self._over(entry)
-        source.reading = reading
-        self._resume_after_in_flight(source)
+        (source := self._over(entry)).reading = reading
+        source.resume_after(self._checkpoint.cuts.get(source.name))
         return True
 
     def _begin_of(self, tail: FileTail, now: float, gone: bool = False) -> int | None:
         """Where to begin with an unknown file; None: it may be a copy in the making, and waits."""
         live = (source.tail for source in self._live.values() if source.tail is not None)
-        begin = self._suspects.begin_of(tail, live, now, self._config.once or self._config.check, gone)
-        if begin is not None:
-            self._suspects.release(tail)
-        return begin
+        return self._suspects.begin_of(tail, live, now, self._config.once or self._config.check, gone)
 
     def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""
-        try:
-            tail = self._inputs.open_file(path, now, self._config.once)
-        except OSError as error:
-            if path not in self.failed:
-                log_event("file-unreadable", path=path, reason=error.strerror)
-            self.failed[path] = error.strerror or "unreadable"
-            return False
-        if tail is not None and leads_out(path, tail.real_path(), files.patterns, files.link_roots):
-            if path not in self.failed:
-                log_event("link-refused", path=path, target=tail.real_path())
-            self.failed[path] = f"a symbolic link leads it out to {tail.real_path()}: see --link-root"
-            tail.close()
-            return False
-        self.failed.pop(path, None)
+        tail = self.search.open(path, files, self._known, now)
         if tail is None:
             return False
         if tail.key in self._live:  # renamed since its name was found
@@ -316,6 +317,8 @@ class Watch:
                 return False
             if begin:
                 reason, intact = "a copy of a followed file", begin
+            elif files.starts_at_end and not self._started:
+                intact = self.search.end_of(tail, self._checkpoint.saved_ns)
         if entry is not None and entry.head.length:
             reason = differs(tail, entry)
             is_other = bool(reason)
@@ -354,24 +357,19 @@ class Watch:
         source = self._add(entry, tail, files, "known")
         source.unsaved = self._is_copy  # the new name
         source.after_reboot = self._known.rebooted and not files.source  # a spool is on the disk before it is sent
-        self._resume_after_in_flight(source)
-
-    def _resume_after_in_flight(self, source: FileSource) -> None:
-        if (cut := self._checkpoint.cuts.get(source.name)) is not None:
-            source.resume_after(cut)
+        source.resume_after(self._checkpoint.cuts.get(source.name))
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
-        """A new source. ``begin``: what lies before it was sent by another one."""
-        begin = max(begin, tail.begin)
+        """A new source. ``begin``: another one sent what lies before it, or nobody is to."""
+        begin = tail.begin_at(max(begin, tail.begin))
         name = source_id(self._config.host, tail.path, self._checkpoint.next_generation(), files.source)
         seen_ms = int(time.time() * 1000)
         entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), seen_ms)
         entry.born_ns, entry.topic = tail.born_ns, files.topic
         if begin:
-            tail.go_to(begin)
             entry.position = entry.since = begin
             entry.mark = fingerprint(tail.mark)
-            reason = f"{reason}; what lies before position {begin} was sent already"
+            reason = f"{reason}; it begins at position {begin}"
         log_event("source-new", source=name, size=tail.size, reason=reason)
         self._add(entry, tail, files, reason)
 
@@ -386,10 +384,10 @@ class Watch:
         source.why = why
         if tail is not None:
             self._live[tail.key] = source
-            self._looks.put(source, 0.0)
+            self.looks.put(source, 0.0)
         self._checkpoint.put(entry)
         self.sources[source.name] = source
-        self.ready.put(source, 0.0)
+        self.wake(source, 0.0)
         return source
 
     def _drop(self, source: FileSource) -> None:

@@ -181,7 +181,7 @@ class BatchReader:
         size = pieces[-1].end
         self._log_holes(source.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
-        return FileBatch(source.position, sent, tuple(pieces), created_ms, self._attributes)
+        return FileBatch(source.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
 
     def _cut(self, source: ByteSource, limit: int, is_last: bool, settled: bool) -> tuple[bytes, list[Piece]]:
         """At most ``limit`` bytes from the position on, and how they are cut."""
@@ -198,7 +198,7 @@ class BatchReader:
         data = source.read(kept.size) if source.position == kept.start and source.end >= kept.end else b""
         if len(data) < kept.size:
             return None
-        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes)
+        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes, self.limits.rules)
 
     def _log_holes(self, start: int, data: bytes, size: int) -> None:
         """Each once, however often it is read."""

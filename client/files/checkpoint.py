@@ -25,7 +25,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from logferry.client.files.identity import Fingerprint, digest, source_id
 VERSION = 7
 FILE = "checkpoint.json"
 LOCK = "lock"
+HEAD_BYTES = 96  # of the first line, which is written last
 # The gateway forgets a silent source after this time; an older entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
 # Lines are appended until they are as long as the checkpoint itself, and at least this long.
@@ -119,6 +120,7 @@ class Checkpoint:
         self.generation = 0
         self.dc = self.host = self.machine = self.boot = ""
         self.cuts: dict[str, BatchLayout] = {}  # of batches that were in flight when the client ended
+        self.saved_ns = 0  # Unix time of the last save before this process; 0: there was none
         self._fd = -1  # for appending; -1: the next save writes a whole checkpoint
         self._whole_until = 0.0
         self._room = 0  # bytes that may still be appended
@@ -225,11 +227,16 @@ class Checkpoint:
         oldest = int(time.time() * 1000) - FORGET_AFTER_MS
         self.entries = {name: entry for name, entry in self.entries.items() if entry.seen_ms >= oldest}
         temporary = self._folder / (FILE + ".new")
-        body = _body(self, self.entries.values())
-        head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": zlib.crc32(body)}).encode()
-        raw = head + b"\n" + body + b"\n"
+        crc32, size = 0, HEAD_BYTES
         with open(temporary, "wb", opener=owned) as file:
-            file.write(raw)
+            file.write(b" " * HEAD_BYTES)
+            for part in _body(self, self.entries.values()):  # one by one: with many files all take much memory
+                file.write(part)
+                crc32, size = zlib.crc32(part, crc32), size + len(part)
+            file.write(b"\n")
+            file.seek(0)
+            head = json.dumps({"format": "logferry-push", "version": VERSION, "crc32": crc32}).encode()
+            file.write(head.ljust(HEAD_BYTES - 1) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._folder / FILE)
@@ -238,13 +245,13 @@ class Checkpoint:
             os.fsync(folder)
         finally:
             os.close(folder)
-        self._room, self._whole_until = max(len(raw), LEAST_APPENDED_BYTES), time.monotonic() + WHOLE_EVERY_S
+        self._room, self._whole_until = max(size, LEAST_APPENDED_BYTES), time.monotonic() + WHOLE_EVERY_S
         return os.open(self._folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def _append(self, fd: int) -> None:
         entries = [self.entries[name] for name in self.changed if name in self.entries]
         gone = [name for name in self.changed if name not in self.entries]
-        body = _body(self, entries, gone)
+        body = b"".join(_body(self, entries, gone))
         line = b"%08x %b\n" % (zlib.crc32(body), body)
         if os.write(fd, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -254,6 +261,7 @@ class Checkpoint:
     def _load(self, set_aside: bool) -> None:
         path = self._folder / FILE
         try:
+            self.saved_ns = path.stat().st_mtime_ns
             content = _decode(path)
             self.entries, self.generation = content["entries"], int(content["generation"])
             self.dc, self.host, self.machine = (str(content.get(name, "")) for name in ("dc", "host", "machine"))
@@ -262,6 +270,7 @@ class Checkpoint:
         except FileNotFoundError:
             log_event("state-new", folder=self._folder)
         except (ValueError, TypeError, KeyError) as error:
+            self.saved_ns = 1  # what was sent is not known, so every file may have been begun
             if set_aside:
                 path = path.replace(path.with_name(f"{FILE}.corrupt-{int(time.time() * 1000)}"))
             log_event("state-corrupt", file=path, reason=error)
@@ -299,11 +308,13 @@ def _first_digest(paths: Iterable[str]) -> str:
     return ""
 
 
-def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str] = ()) -> bytes:
-    rows = b", ".join(json.dumps(vars(entry)).encode() for entry in entries)  # one by one: less memory
+def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str] = ()) -> Iterator[bytes]:
     facts = {name: getattr(of, name) for name in ("generation", "dc", "host", "machine", "boot")}
     start = json.dumps({**facts, "gone": gone} if gone else facts).encode()
-    return b'%b, "entries": [%b]}' % (start[:-1], rows)
+    yield b'%b, "entries": [' % start[:-1]
+    for number, entry in enumerate(entries):
+        yield (b", " if number else b"") + json.dumps(vars(entry)).encode()
+    yield b"]}"
 
 
 def _decode(path: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ that do not. Its end is known only when the next record begins. If none comes, t
 after a short time, and late lines of it follow as ``last``.
 
 With ``cut_lines`` a line longer than ``line_bytes`` keeps its first ``line_bytes`` and its newline. The omitted bytes
-still count in the seqnos, which are positions in the file; the attribute ``cut`` of the chunk gives their number.
+still count in the seqnos, which are positions in the file; the attribute ``cut`` of the chunk gives their number. So
+do lines that are left out by a rule, which ``filtered`` counts: their chunk is sent without them, empty if need be.
 
 `holes` finds runs of NUL bytes: a power failure, or a truncation that the writer does not notice, leaves such runs.
 """
@@ -27,6 +28,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from logferry.client.files.lines import LineRules
 from logferry.gateway.contract.chunk import Chunk, pack_head
 
 SMALLEST_CHUNK_BYTES = 1024
@@ -40,6 +42,7 @@ class Limits(NamedTuple):
     request_bytes: int
     record_start: re.Pattern[bytes] | None = None
     cut_lines: bool = False
+    rules: LineRules | None = None
 
     def smaller(self) -> Limits:
         """The limits after "too large"; the same if there are no smaller ones."""
@@ -169,6 +172,7 @@ class FileBatch(NamedTuple):
     pieces: tuple[Piece, ...]
     created_ms: int
     attributes: dict[str, str]
+    rules: LineRules | None = None
 
     @property
     def end(self) -> int:
@@ -193,6 +197,10 @@ class FileBatch(NamedTuple):
                 left = newline - piece.begin - piece.keep
                 parts = [view[piece.begin : piece.begin + piece.keep], view[newline : piece.end]]
                 attributes = {**attributes, "cut": str(left)} if left else attributes
+            if self.rules is not None:
+                sent, count = self.rules.sent(b"".join(parts), piece.split is None)
+                parts = [memoryview(sent)]
+                attributes = {**attributes, "filtered": str(count)} if count else attributes
             yield (
                 Chunk(
                     seqno=self.start + piece.end,

@@ -2,7 +2,7 @@
 
 # Paths stay text: thousands of them are checked again and again.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH119, PTH120
-# ruff: noqa: PTH207
+# ruff: noqa: PTH206, PTH207
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ FileKey = tuple[int, int]  # device, inode
 
 
 def find_files(
-    patterns: Sequence[str], skip_folder: str, exclude: Sequence[str] = (), roots: Sequence[str] = ()
+    patterns: Sequence[str],
+    skip_folder: str,
+    exclude: Sequence[str] = (),
+    roots: Sequence[str] = (),
+    below: str | None = None,
 ) -> dict[FileKey, str]:
     """Regular files by device and inode, with an absolute path of each, in the order of the paths.
 
@@ -30,14 +34,14 @@ def find_files(
     paths, where ``*`` matches slashes, too. A file with several names gets the first in order, preferably one that no
     link leads out (`leads_out`), and that is not a symbolic link. Skipped are files under ``skip_folder`` that a
     wildcard matched, and the file of our own standard error, which would feed itself. Files that vanish meanwhile are
-    left out.
+    left out. ``below``: only this path, or what is below it.
     """
 
     def rank(path: str) -> tuple[bool, bool]:
         return leads_out(path, os.path.realpath(path), patterns, roots), os.path.islink(path)
 
     names: dict[FileKey, str] = {}
-    for path, why_not in _matches(patterns, skip_folder, exclude):
+    for path, why_not in _matches(patterns, skip_folder, exclude, below):
         try:
             facts = None if why_not else os.stat(path)
         except OSError:
@@ -53,7 +57,7 @@ def find_files(
 
 
 def find_by_entry(
-    entries: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str]]], skip_folder: str
+    entries: Sequence[tuple[Sequence[str], Sequence[str], Sequence[str]]], skip_folder: str, below: str | None = None
 ) -> dict[FileKey, tuple[str, int]]:
     """Each file with its path, and the number of the first entry that fits and out of which no link leads it.
 
@@ -61,7 +65,7 @@ def find_by_entry(
     """
     found: dict[FileKey, tuple[str, int]] = {}
     for number, (patterns, exclude, roots) in enumerate(entries):
-        for key, path in find_files(patterns, skip_folder, exclude, roots).items():
+        for key, path in find_files(patterns, skip_folder, exclude, roots, below).items():
             other, first = found.setdefault(key, (path, number))
             if first != number and leads_out(other, os.path.realpath(other), entries[first][0], entries[first][2]):
                 found[key] = path, number
@@ -78,11 +82,14 @@ def left_out(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str], 
     return reasons
 
 
-def _matches(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str]) -> list[tuple[str, str]]:
+def _matches(
+    patterns: Sequence[str], skip_folder: str, exclude: Sequence[str], below: str | None = None
+) -> list[tuple[str, str]]:
     """Paths in order, each with the reason against it; empty: there is none."""
     paths: dict[str, str] = {}
     for pattern in patterns:
-        for path in glob.iglob(pattern, recursive=True):
+        wanted = [pattern] if below is None else narrowed(pattern, below)
+        for path in (path for each in wanted for path in glob.iglob(each, recursive=True)):
             if pattern.endswith(COMPRESSED) or not path.endswith(COMPRESSED):
                 paths[os.path.abspath(path)] = ""
             else:
@@ -98,6 +105,68 @@ def _matches(patterns: Sequence[str], skip_folder: str, exclude: Sequence[str]) 
 def _is_excluded(path: str, exclude: Sequence[str]) -> bool:
     name = os.path.basename(path)
     return any(fnmatch.fnmatchcase(path if "/" in pattern else name, pattern) for pattern in exclude)
+
+
+def narrowed(pattern: str, path: str) -> list[str]:
+    """Patterns that match what ``pattern`` matches of ``path`` itself and of all below it."""
+    rests = rests_of(pattern, path)
+    is_folder = any(rests) and os.path.isdir(path)
+    return [os.path.join(glob.escape(path), *rest) for rest in rests if is_folder or not rest]
+
+
+def rests_of(pattern: str, path: str) -> set[tuple[str, ...]]:
+    """What is left of the pattern behind ``path``: nothing where it matches this. Empty: it matches nothing there."""
+    parts, places = pattern.split(os.sep), {0}
+    for name in path.split(os.sep):
+        places = {there for at in places for there in _steps(parts, at, name)}
+    return {tuple(parts[at:]) for at in _with_none(parts, places)}
+
+
+def _with_none(parts: Sequence[str], places: Iterable[int]) -> set[int]:
+    """The places, and those behind a ``**``, which may match no folder. The last one of a pattern matches something."""
+    found: set[int] = set()
+    for at in places:
+        found.add(at)
+        while at < len(parts) - 1 and parts[at] == "**":
+            at += 1
+            found.add(at)
+    return found
+
+
+def _steps(parts: Sequence[str], place: int, name: str) -> Iterator[int]:
+    """The places in the pattern after ``name``, as `glob` matches it."""
+    for at in _with_none(parts, [place]):
+        if at == len(parts):
+            continue
+        part = parts[at]
+        if not glob.has_magic(part):
+            if part == name:
+                yield at + 1
+        elif part.startswith(".") or not name.startswith("."):
+            if part == "**":
+                yield from (at, at + 1) if at == len(parts) - 1 else (at,)
+            elif fnmatch.fnmatchcase(name, part):
+                yield at + 1
+
+
+def folders_of(patterns: Iterable[str], below: str | None = None) -> set[str]:
+    """Existing folders in which a file, or a folder on the way to one, may appear that a pattern matches.
+
+    Where the first ones of a pattern are missing, the last folder that is there. ``below``: this one and those in it.
+    """
+    folders = set()
+    for pattern in patterns if below is None else [one for each in patterns for one in narrowed(each, below)]:
+        parts = pattern.split(os.sep)
+        first = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+        start = os.sep.join(parts[:first]) or os.sep
+        while below is None and not os.path.isdir(start):
+            start = os.path.dirname(start)
+        folders.add(start)
+        for at in range(first, len(parts) - 1):
+            folders.update(glob.iglob(os.path.join(os.sep.join(parts[: at + 1]), ""), recursive=True))
+        if parts[-1] == "**":
+            folders.update(glob.iglob(os.path.join(pattern, ""), recursive=True))
+    return {os.path.abspath(folder) for folder in folders}
 
 
 def missing(patterns: Iterable[str]) -> list[str]:
@@ -151,6 +220,14 @@ def files_beside(path: str, fits: Callable[[str, os.DirEntry[str]], bool]) -> It
 def find_moved(path: str, key: FileKey) -> str | None:
     """The present path of the file that was ``path``, if it was renamed beside it; None: it is not there."""
     return next(files_beside(path, lambda _, entry: entry.inode() == key[1]), None)
+
+
+def leads_to(path: str, key: FileKey) -> bool:
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return False
+    return (facts.st_dev, facts.st_ino) == key
 
 
 def folder_is_on(path: str, device: int) -> bool:

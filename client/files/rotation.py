@@ -117,6 +117,9 @@ class Suspects:
     def __init__(self) -> None:
         self._held: dict[FileKey, _Suspect] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
     def close(self) -> None:
         self.forget(tuple(self._held))
 
@@ -133,7 +136,7 @@ class Suspects:
             suspect.tail = suspect.tail.renewed(now)
         return [suspect.tail for suspect in gone]
 
-    def release(self, tail: FileTail) -> None:
+    def _release(self, tail: FileTail) -> None:
         """It is decided, and followed with this descriptor."""
         suspect = self._held.pop(tail.key, None)
         if suspect is not None and suspect.tail is not tail:
@@ -161,6 +164,12 @@ class Suspects:
         A complete copy, once the original that is still there was sent so far, has nothing of its own: it begins at its
         end.
         """
+        begin = self._begin_of(tail, live, now, at_once, gone)
+        if begin is not None:
+            self._release(tail)
+        return begin
+
+    def _begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
         paths = _original_paths(tail.path)
         held = self._held.get(tail.key)
         if held is not None and 0 < held.sent_to <= tail.size:
@@ -183,7 +192,7 @@ class Suspects:
                 return tail.size
         if whole_of is None and same is not None:
             whole_of = same.whole_of
-        self.release(tail)
+        self._release(tail)
         self._held[tail.key] = _Suspect(tail, since, similar, whole_of)
         return None  # an original that was truncated continues in its copy
 
@@ -303,6 +312,9 @@ class KnownFiles:
 
     def __contains__(self, key: FileKey) -> bool:
         return key in self._entries
+
+    def may_have(self, path: str, facts: os.stat_result) -> bool:
+        return facts.st_ino in self._by_inode or path in self._by_path
 
     def rest(self) -> list[tuple[FileKey, CheckpointEntry]]:
         return list(self._entries.items())

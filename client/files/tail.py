@@ -109,6 +109,14 @@ class FileTail(ByteSource):
             os.close(fd)
 
     @property
+    def may_be_armed(self) -> bool:
+        """Its changes may be events of inotify."""
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
     def begin(self) -> int:
         """Where a new source of the file begins."""
         return 0
@@ -212,6 +220,14 @@ class FileTail(ByteSource):
         begin = max(position - MARK_BYTES, 0)
         self.mark = os.pread(self._fd, position - begin, begin)
         self.position = position
+
+    def begin_at(self, position: int) -> int:
+        """Goes there. 0 if the file was truncated meanwhile: then it begins again."""
+        try:
+            self.go_to(position)
+        except FileChanged:
+            return 0
+        return position
 
     def is_last(self, now: float, idle_s: float) -> bool:
         return self._limit is not None or now - self.changed_at >= idle_s

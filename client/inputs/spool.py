@@ -301,6 +301,11 @@ class SpoolTail(FileTail):
         return self.spool.begin
 
     @property
+    def may_be_armed(self) -> bool:
+        """No: an event comes before the bytes are on the disk; `Inputs.news` comes after it."""
+        return False
+
+    @property
     def end(self) -> int:
         return self.spool.end
 

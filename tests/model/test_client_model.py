@@ -92,6 +92,15 @@ class Files(RuleBasedStateMachine):
             self.world.now += pause_s
 
     @precondition(lambda self: self.world.client)
+    @rule(late_s=st.sampled_from((0.5, 2.0, 400.0)))
+    def lines_come_before_a_late_round(self, late_s: float) -> None:
+        for pause_s in (0.0, 0.0, 0.0, late_s):
+            for name in sorted(self.world.at):
+                self.world.append(name, 1)
+            if self.world.client:
+                self.world.step(9, pause_s)
+
+    @precondition(lambda self: self.world.client)
     @rule()
     def client_dispatches_then_files_change(self) -> None:
         """A request is on its way while files are changed: its answer comes in a later step."""

@@ -1,5 +1,5 @@
 """Benchmarks of the push-client against rsyslog (``imfile`` to ``omkafka``): same files, same Kafka, in turn; and its
-cost on idle files.
+cost on idle files, and among many.
 
 Without gzip. Our time ends when the gateway has acknowledged the last chunk and the client has exited, rsyslog's when
 Kafka has all lines. CPU and memory are those of the client or rsyslogd alone, because the gateway runs on another host.
@@ -20,7 +20,9 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
+from urllib.request import urlopen
 
 import uvloop
 from aiokafka import AIOKafkaConsumer
@@ -40,6 +42,10 @@ _QUIET_S: Final = 3.0
 # The bare interpreter prints its own /proc/PID/status.
 _BARE: Final = "import http.client, ssl; print(open('/proc/self/status').read())"
 
+_MANY: Final = (100, 10_000)
+_HOT_LINE: Final = b"x" * 199 + b"\n"
+_HOT_BYTES: Final = 200_000_000
+_HOT_ROUNDS: Final = 3
 _IDLE_FILES: Final = 1000
 _IDLE_FOLDERS: Final = 20
 _IDLE_ROUNDS: Final = 3
@@ -69,17 +75,10 @@ def push_rss_mb() -> Figure:
 
 
 def push_idle_cpu_percent() -> Figure:
-    """CPU share of one processor with 1,000 files in 20 folders, all silent for a minute; no inotify is used."""
+    """CPU share of one processor with 1,000 files in 20 folders, all silent for a minute."""
     with running_stack(1) as stack:
-        folder, state = stack.data / "idle", stack.data / "state"
-        for number in range(_IDLE_FILES):
-            path = folder / str(number % _IDLE_FOLDERS) / f"{number}.log"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{number}\n")
-        make_topic(stack, "idle")
-        client = _client(stack, state, folder / "**", "idle")
+        client = _with_quiet_files(stack, "idle", _IDLE_FILES)
         try:
-            client.until(lambda: _is_sent(state / "status.json"))
             time.sleep(_SETTLED_S)
             percents = []
             for _ in range(_IDLE_ROUNDS):
@@ -92,9 +91,92 @@ def push_idle_cpu_percent() -> Figure:
     return Figure("% of a processor", ours, {}, _IDLE_ROUNDS, value=ours["cpu_percent"])
 
 
-def _is_sent(status: Path) -> bool:
-    rows = json.loads(status.read_text())["files"] if status.exists() else []
-    return len(rows) == _IDLE_FILES and not any(row["lag_bytes"] for row in rows)
+def push_many_files() -> Figure:
+    """MB/s of a hot file among 10,000 quiet ones, by its MB/s among 100; and memory, and the time until a line of a
+    quiet file is recorded.
+    """
+    with running_stack(1) as stack:
+        sides = {files: _among(stack, files) for files in _MANY}
+    few, many = sides[_MANY[0]], sides[_MANY[-1]]
+    return Figure("MB/s among 10,000 / 100", many, few, _HOT_ROUNDS, value=round(many["mb_s"] / few["mb_s"], 2))
+
+
+def _among(stack: Stack, files: int) -> Side:
+    topic = f"many{files}"
+    client = _with_quiet_files(stack, topic, files)
+    try:
+        speeds = [_hot_mb_s(stack, topic, number) for number in range(_HOT_ROUNDS)]
+        waits_ms = [_wait_ms(stack, topic, stack.data / topic / "0" / f"{n * _IDLE_FOLDERS}.log") for n in range(5)]
+        return {
+            "mb_s": round(statistics.median(speeds), 1),
+            "rss_mb": rss_mb([client.pid]),
+            "line_ms": round(statistics.median(waits_ms), 1),
+        }
+    finally:
+        client.kill()
+
+
+def _with_quiet_files(stack: Stack, topic: str, files: int) -> Program:
+    """A client that has sent so many files in folders, one line each."""
+    folder, state = stack.data / topic, stack.data / f"state-{topic}"
+    for number in range(files):
+        path = folder / str(number % _IDLE_FOLDERS) / f"{number}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{number}\n")
+    make_topic(stack, topic)
+    client = _client(stack, state, folder / "**", topic, "--host", "h")
+    return client.until(lambda: _is_sent(state / "status.json", files))
+
+
+def _hot_mb_s(stack: Stack, topic: str, number: int) -> float:
+    """A backlog that appears as a new file, until the gateway has recorded it."""
+    path = stack.data / topic / "0" / f"hot{number}.log"
+    with path.open("wb") as file:
+        began = time.perf_counter()
+        file.write(_HOT_LINE)
+        file.flush()
+        source = _source_of(stack, topic, path)
+        file.write(_HOT_LINE * (_HOT_BYTES // len(_HOT_LINE) - 1))
+    while _recorded(stack, topic, source) < _HOT_BYTES:
+        time.sleep(0.01)
+    return _HOT_BYTES / 1e6 / (time.perf_counter() - began)
+
+
+def _wait_ms(stack: Stack, topic: str, path: Path) -> float:
+    """From a line in a quiet file to the gateway's record of it."""
+    source = _source_of(stack, topic, path)
+    before = _recorded(stack, topic, source)
+    time.sleep(_QUIET_S)
+    with path.open("ab") as file:
+        began = time.perf_counter()
+        file.write(b"more\n")
+        file.flush()
+        while _recorded(stack, topic, source) == before:
+            time.sleep(0.001)
+        return 1e3 * (time.perf_counter() - began)
+
+
+def _source_of(stack: Stack, topic: str, path: Path) -> str:
+    while True:
+        found = _asked(stack, f"{topic}/sources?prefix={quote(f'h:{path}#', safe='')}")["sources"]
+        if found:
+            return str(found[0]["source_id"])
+        time.sleep(0.01)
+
+
+def _recorded(stack: Stack, topic: str, source: str) -> int:
+    return int(_asked(stack, f"{topic}/sources/{quote(source, safe='')}")["recorded_seqno"] or 0)
+
+
+def _asked(stack: Stack, path: str) -> dict[str, Any]:
+    with urlopen(f"{stack.urls()[0]}/v1/topics/{path}") as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def _is_sent(status: Path, files: int) -> bool:
+    totals = json.loads(status.read_text())["totals"] if status.exists() else {}
+    return bool(totals) and totals["files"] == files and not totals["lag_bytes"]
 
 
 @cache

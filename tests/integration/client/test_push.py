@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -191,3 +192,24 @@ def test_a_line_that_is_cut_leaves_chunks_without_bytes(stack: Stack, topic: str
     (push.logs / "a.log").write_bytes(b"one\n" + b"x" * 100_000 + b"\ntwo\n")
     assert push.start("--once", "--cut-lines", "--line-bytes", "16384").wait(BOUND_S) == 0
     assert list(stored(stack, topic).values()) == [b"one\n" + b"x" * 16384 + b"\ntwo\n"]
+
+
+def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
+    return path.resolve() in (link.resolve() for link in Path(f"/proc/{process.pid}/fd").iterdir())
+
+
+def test_files_that_are_gone_once_they_were_opened_and_lines_that_are_left_out(
+    stack: Stack, topic: str, push: Push
+) -> None:
+    """Also a chunk of which nothing is left, which the gateway has to record."""
+    (push.logs / "first.log").write_bytes(b"one\n")
+    client = push.start("--exclude-lines", "^debug")
+    until(lambda: b"one\n" in stored(stack, topic).values())
+    contents = {f"{number}.log": b"debug\n" * (number % 3) + b"%d\n" % number for number in range(30)}
+    for name, content in contents.items():
+        (push.logs / name).write_bytes(content)
+        until(partial(has_open, client, push.logs / name))
+        (push.logs / name).unlink()
+    (push.logs / "debug.log").write_bytes(b"debug\n" * 3)
+    wanted = sorted([b"", b"one\n", *(b"%d\n" % number for number in range(30))])
+    until(lambda: sorted(stored(stack, topic).values()) == wanted)

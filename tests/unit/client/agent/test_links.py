@@ -168,7 +168,7 @@ def test_a_link_that_is_turned_between_the_search_and_the_opening_is_refused(
         link.symlink_to(secret)
         return found
 
-    monkeypatch.setattr("logferry.client.agent.watch.find_by_entry", search_then_turn)
+    monkeypatch.setattr("logferry.client.agent.search.find_by_entry", search_then_turn)
     client.settle()
     assert client.stored() == []
 

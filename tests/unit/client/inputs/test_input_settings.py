@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from logferry.client.agent.config import Config, parse
-from logferry.client.agent.status import render_metrics
 
 BASE = ["--url", "http://g:1", "--topic", "t", "--host", "h"]
 
@@ -55,6 +53,19 @@ def test_tables_have_settings_of_their_own(tmp_path: Path) -> None:
     assert stdin.name == "stdin"
 
 
+def test_settings_of_files_leave_nothing_of_an_input_out(tmp_path: Path) -> None:
+    """But those about lines hold for all; the lines of syslog and journald are UTF-8 whatever the files are."""
+    options = ["--start-at", "end", "--ignore-older-s", "9", "--encoding", "latin-1", "--exclude-lines", "x", "/logs/*"]
+    stdin, journal, files = parsed(tmp_path, "--stdin", "--journald", *options).files
+    assert [(each.starts_at_end, each.ignore_older_s) for each in (stdin, journal, files)] == [
+        (False, 0.0),
+        (False, 0.0),
+        (True, 9.0),
+    ]
+    assert [each.rules and each.rules.encoding for each in (stdin, journal, files)] == ["latin-1", None, "latin-1"]
+    assert all(each.rules and each.rules.exclude for each in (stdin, journal, files))
+
+
 @pytest.mark.parametrize(
     ("options", "text", "said"),
     [
@@ -90,13 +101,3 @@ def test_a_wrong_setting_is_named(
     with pytest.raises(SystemExit, match="2"):
         parsed(tmp_path, *options, text=text)
     assert said in capsys.readouterr().err
-
-
-def test_metrics_of_inputs() -> None:
-    counts: dict[str, Any] = {"messages": 3, "bytes": 40, "dropped": 1, "refused": 2}
-    row = {"name": "a", "type": "syslog", **counts, "spool_bytes": 5, "spool_limit_bytes": 6, "error": ""}
-    lines = render_metrics([], 0, {}, "g", [row]).splitlines()
-    assert 'logferry_push_input_dropped_total{input="a"} 1' in lines
-    assert "# TYPE logferry_push_input_messages_total counter" in lines
-    assert 'logferry_push_input_spool_limit_bytes{input="a"} 6' in lines
-    assert "logferry_push_input" not in "".join(render_metrics([], 0, {}, "g").splitlines())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre, FileGroup
+from logferry.client.agent.status import render_metrics
 from logferry.client.agent.workers import Pusher
 from logferry.client.files import checkpoint as checkpoints
 from logferry.client.files.checkpoint import Checkpoint
@@ -70,8 +71,8 @@ class Client:
         until(lambda: self.spool.is_empty)
         return b"".join(lines)
 
-    def step(self) -> int:
-        self.now += 6.0
+    def step(self, later_s: float = 6.0) -> int:
+        self.now += later_s
         self.agent.tick(self.now)
         jobs = self.agent.jobs(self.now, 5)
         for source, job in jobs:
@@ -219,3 +220,46 @@ def test_a_pattern_of_files_leaves_spools_out(client: Client) -> None:
 def test_status_and_metrics_of_what_is_not_started(client: Client) -> None:
     found: Any = client.agent.metrics(0.0)
     assert "logferry_push_input" not in found
+
+
+@pytest.mark.parametrize("has_inotify", [True, False])
+def test_what_an_input_wrote_is_sent_in_the_next_round(
+    client: Client, has_inotify: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long it was quiet. No event of its file is asked for: that comes before the bytes are on the disk."""
+    caplog.set_level("INFO")
+    if not has_inotify:
+        client.agent.watch.looks.hints.close()
+    expected = client.put(1)
+    client.settle()
+    for quiet_s in (0.2, 3.0, 50.0, 12.0, 1.1) * 4:
+        client.step(quiet_s)
+        expected += client.put(1)
+        client.step(0.2)
+        assert [*client.stored().values()] == [expected]
+    assert "folder-polled" not in caplog.text
+    assert client.agent.watch.looks.hints.armed == 0
+
+
+def test_the_first_part_of_a_line_waits_also_after_a_quiet_time(client: Client) -> None:
+    client.spool.of_lines = False
+    client.put(1)
+    client.settle()
+    for _ in range(20):
+        client.step()
+    for part in (b"begin of a li", b"ne\n"):
+        assert client.spool.put(part)
+        until(lambda: client.spool.is_empty)
+        client.step(0.2)
+        client.step(0.2)
+    (stored,) = client.gateway.sources.values()
+    assert stored.chunks[-1].data == b"begin of a line\n"
+
+
+def test_metrics_of_inputs(client: Client) -> None:
+    counts: dict[str, Any] = {"messages": 3, "bytes": 40, "dropped": 1, "refused": 2}
+    row = {"name": "a", "type": "syslog", **counts, "spool_bytes": 5, "spool_limit_bytes": 6, "error": ""}
+    lines = render_metrics(client.agent.watch, 0, {}, "g", [row]).splitlines()
+    assert 'logferry_push_input_dropped_total{input="a"} 1' in lines
+    assert "# TYPE logferry_push_input_messages_total counter" in lines
+    assert 'logferry_push_input_spool_limit_bytes{input="a"} 6' in lines

@@ -1,0 +1,71 @@
+"""Which lines of a chunk are sent, and in which encoding. Pure.
+
+The seqnos are positions in the file all the same: what is left out of a chunk only makes its data shorter. So rules
+may change at any restart: what was recorded stays as it is, and the rest follows the new ones. The pieces of a line
+that was split (see `chunking`) are sent whatever they hold: no piece shows the whole line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LineRules(NamedTuple):
+    """``include``, ``exclude``: searched for in each line without its newline, in UTF-8. ``encoding``: of the file."""
+
+    include: re.Pattern[bytes] | None = None
+    exclude: re.Pattern[bytes] | None = None
+    encoding: str | None = None
+
+    def sent(self, data: bytes, is_whole: bool) -> tuple[bytes, int]:
+        """What is sent of the lines, and how many are left out."""
+        if self.encoding is not None:
+            data = data.decode(self.encoding, "replace").encode()
+        if not is_whole or (self.include is None and self.exclude is None):
+            return data, 0
+        lines = data.split(b"\n")
+        last = lines.pop()
+        kept = [line for line in lines if self._is_wanted(line)]
+        if len(kept) == len(lines):
+            return data, 0
+        return b"".join(line + b"\n" for line in kept) + last, len(lines) - len(kept)
+
+    def _is_wanted(self, line: bytes) -> bool:
+        if self.include is not None and not self.include.search(line):
+            return False
+        return self.exclude is None or not self.exclude.search(line)
+
+
+def any_of(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
+    """One pattern for all; None for none. Raises ValueError if one is no regular expression."""
+    for pattern in patterns:
+        try:
+            re.compile(_raw(pattern))
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return re.compile(b"|".join(b"(?:%b)" % _raw(pattern) for pattern in patterns)) if patterns else None
+
+
+def _raw(pattern: str) -> bytes:
+    return pattern.encode("utf-8", "surrogateescape")
+
+
+def one_byte_encoding(name: str) -> str | None:
+    """The encoding; None for UTF-8, whose bytes are sent as they are.
+
+    Raises ValueError for one that is not known, or in which a character may take several bytes, or ASCII has other
+    ones: lines are found by their newlines.
+    """
+    if name.lower().replace("_", "-") in ("utf-8", "utf8"):
+        return None
+    pairs = (bytes((first, second)) for first in range(128, 256) for second in (10, 65, 129, 228))
+    try:
+        is_fine = bytes(range(128)).decode(name) == bytes(range(128)).decode("ascii")
+        is_fine = is_fine and all(len(pair.decode(name, "replace")) == 2 for pair in pairs)
+    except (LookupError, UnicodeDecodeError):
+        is_fine = False
+    if not is_fine:
+        raise ValueError(f"{name!r} is not utf-8, nor an encoding with one byte for each character, such as latin-1")
+    return name
