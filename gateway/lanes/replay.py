@@ -28,18 +28,20 @@ async def replay_states(
     apply: Callable[[bytes, bytes | None], None],
     up_to: int = 0,
     command: str = "logferry lanes",
-) -> None:
+    start: int | None = None,
+) -> int:
     """Gives every committed state up to the partition's end to ``apply``.
 
     Complete only after a fence, with ``up_to`` behind the record that it wrote: a broker that was frozen may still take
     itself for the leader, and have less. It is not believed: the replay waits for one that has the record.
 
     ``apply``: takes key and value, and raises ValueError for what it cannot decode. ``command``: by which an operator
-    forgets a record. Raises KafkaError and LaneUnreadable.
+    forgets a record. ``start``: what is before was applied. Returns the offset up to which it read. Raises KafkaError and
+    LaneUnreadable.
     """
     unreadable: dict[bytes, tuple[int, Exception]] = {}
     end = await _end(kafka, topic, partition, up_to)
-    position = await kafka.offset(topic, partition, EARLIEST)
+    position = await kafka.offset(topic, partition, EARLIEST) if start is None else start
     while position < end:
         try:
             fetched = await kafka.fetch(topic, partition, position, max_bytes=_FETCH_BYTES)
@@ -66,6 +68,7 @@ async def replay_states(
             f"{topic}-{partition}: the record at offset {offset} cannot be decoded: {reason}{more}. Upgrade this "
             f"worker if a newer one wrote it; else: {command} --config FILE --forget {partition}:{offset}"
         )
+    return position
 
 
 async def _end(kafka: KafkaClient, topic: str, partition: int, up_to: int) -> int:
