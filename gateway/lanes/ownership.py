@@ -281,10 +281,13 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
 
 
 class _Lanes:
-    """The lanes as the partitions of a cluster: the state topic may have more, after the number of lanes was reduced."""
+    """The lanes as partitions of the state topic, which has more of them after the number of lanes was reduced."""
 
     def __init__(self, topic: str, lanes: int) -> None:
         self._topic, self._lanes = topic, lanes
+
+    def topics(self) -> set[str]:
+        return {self._topic}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return set(range(self._lanes)) if topic == self._topic else None

@@ -36,8 +36,9 @@ async def replay_states(
     itself for the leader, and have less. It is not believed: the replay waits for one that has the record.
 
     ``apply``: takes key and value, and raises ValueError for what it cannot decode. ``command``: by which an operator
-    forgets a record. ``start``: what is before was applied. Returns the offset up to which it read. Raises KafkaError and
-    LaneUnreadable.
+    forgets a record. ``start``: what is before was applied. Returns the offset up to which it read.
+
+    Raises KafkaError and LaneUnreadable.
     """
     unreadable: dict[bytes, tuple[int, Exception]] = {}
     end = await _end(kafka, topic, partition, up_to)

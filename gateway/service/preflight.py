@@ -79,8 +79,8 @@ async def check(
 ) -> None:
     """Creates the state topic if it is missing, then checks it, the transaction log, and the topics to write to.
 
-    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. ``count``: the
-    number of lanes, if it was changed since the topic was created. Raises WeakKafka or ConfigError, naming the setting.
+    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. ``count``:
+    the present number of lanes, where it can be changed. Raises WeakKafka or ConfigError, naming the setting.
     """
     check_abilities(await kafka.abilities())
     await _check_brokers(kafka, config.accept_weak_kafka)

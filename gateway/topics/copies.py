@@ -274,11 +274,11 @@ class RemoteSourceState(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the copy of a lane has of a source, before it moved to another lane if it did, and of the number of lanes."""
+    """What the copy of a lane has of a source, also of one that moved on, and of the number of lanes."""
 
     state: SourceState | None
     is_known: bool
-    count: LaneCount | None
+    lanes: LaneCount | None
 
 
 @dataclass(slots=True)
@@ -321,7 +321,7 @@ class RemoteSources:
             return looked[lane]
 
         found = await look(lane_of(source.key, partitions))
-        count = found.count or (None if found.is_known else (await look(0)).count)
+        count = found.lanes or (None if found.is_known else (await look(0)).lanes)
         if count is None:
             return found.state
         for lanes in (count.lanes, count.before):

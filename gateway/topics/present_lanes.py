@@ -108,7 +108,7 @@ class PresentLanes:
             return False
         if self._seen[0] != (start_ms, timeout_ms):
             self._seen = (start_ms, timeout_ms), time.monotonic()
-        return time.monotonic() < self._seen[1] + timeout_ms / 1000
+        return time.monotonic() < self._seen[1] + int(timeout_ms) / 1000
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Calls ``changed`` after each change, until it is cancelled."""

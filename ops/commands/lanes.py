@@ -26,13 +26,13 @@ from logferry.gateway.delivery.config import DeliverConfig
 from logferry.gateway.delivery.config import load as load_deliver
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.service.lane_change import Changed, ChangeRefused, LaneChange
 from logferry.gateway.tls import kafka_options
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.config import load as load_mirror
 from logferry.ops.audit.log.read import connected
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
-from logferry.ops.commands.lane_change import Changed, LaneChange
 
 _MOST_LANES: Final = 1024
 _FETCH_BYTES: Final = 1 << 20
@@ -54,12 +54,12 @@ def main(argv: list[str] | None = None) -> int:
     """0 done. Raises CommandError, whose exit status is 1 (refused or not confirmed), 2 (wrong use or configuration) or
     3 (Kafka does not answer)."""
     description = (
-        "Changes the number of the gateway's lanes while it runs (--to): writers wait for some seconds, nothing is lost "
-        "or doubled. All workers must have this version, and none may start or stop meanwhile. Killed at any step, the "
-        "old or the new number holds; repeat it then.\n"
-        "Or repairs a stopped lane (--forget): forgets a record of the state topic that cannot be decoded. The lane serves again "
-        "within seconds. In a gateway the source starts without deduplication, in a mirror the partition stops as "
-        "target-not-empty: resume it with logferry mirror resume. In deliver the partition begins where its "
+        "Changes the number of the gateway's lanes while it runs (--to): writers wait for some seconds, nothing is "
+        "lost or doubled. All workers must have this version, and none may start or stop meanwhile. Killed at any "
+        "step, the old or the new number holds; repeat it then. "
+        "Or repairs a stopped lane (--forget): forgets a record of the state topic that cannot be decoded. The lane "
+        "serves again within seconds. In a gateway the source starts without deduplication, in a mirror the partition "
+        "stops as target-not-empty: resume it with logferry mirror resume. In deliver the partition begins where its "
         "subscription began."
     )
     parser = command_parser(
@@ -116,6 +116,8 @@ def _change(args: argparse.Namespace) -> int:
     try:
         config = load_gateway(args.config)
         changed = asyncio.run(_change_to(config, args.to))
+    except ChangeRefused as error:
+        raise CommandError(str(error)) from None
     except ConfigError as error:
         raise UsageError(str(error)) from None
     except (errors.KafkaError, OSError, TimeoutError) as error:
@@ -123,9 +125,8 @@ def _change(args: argparse.Namespace) -> int:
     if not changed.paused_s:
         print(f"there are {args.to} lanes already")
         return 0
-    print(
-        f"{changed.before} lanes are {args.to} now: {changed.moved} states moved, writers waited {changed.paused_s:.1f} s"
-    )
+    moved = f"{changed.moved} states moved, writers waited {changed.paused_s:.1f} s"
+    print(f"{changed.before} lanes are {args.to} now: {moved}")
     print(f"the setting `lanes` ({config.lanes}) stays as it is: it is the number at the beginning")
     return 0
 

@@ -194,5 +194,6 @@ def test_a_state_in_the_wrong_lane_is_a_finding():
     source = SourceIdentity(TOPIC, None, "s")
     for lane in range(8):
         states.apply(lane, 0, source.state_key(), encoded(state(1)))
+    states.finish()
     assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
     assert [len(found) for found in states.by_topic.values()] == [1]

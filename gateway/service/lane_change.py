@@ -31,6 +31,7 @@ from logferry.gateway.errors import LaneUnreadable
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.transactional_producer import (
+    Encodable,
     NotCommitted,
     OutcomeUnknown,
     PartitionBatches,
@@ -40,7 +41,6 @@ from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.replay import replay_states
 from logferry.gateway.service.preflight import create_topic, wait_until_created
 from logferry.gateway.topics.present_lanes import PresentLanes, change_identity
-from logferry.ops.cli.problems import CommandError
 
 _BATCH_BYTES: Final = 1 << 20
 # Lanes that are fenced or read at once.
@@ -60,6 +60,10 @@ _COUNT_CONFIGS: Final = {
 _CODEC: Final = CODECS["zstd"]
 _INTERFERED: Final = (NotCommitted, OutcomeUnknown, errors.KafkaError, OSError, TimeoutError)
 _T = TypeVar("_T")
+
+
+class ChangeRefused(Exception):
+    """The number of lanes is as it was, and why."""
 
 
 class Changed(NamedTuple):
@@ -127,15 +131,15 @@ class LaneChange:
         self._began_s = 0.0
 
     async def run(self) -> Changed:
-        """Raises CommandError: the number is as it was."""
+        """Raises ChangeRefused: the number is as it was."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._attempt(attempt)
             except LaneUnreadable as error:
-                raise CommandError(f"a lane cannot be read: {error}") from None
+                raise ChangeRefused(f"a lane cannot be read: {error}") from None
             except _INTERFERED as error:
                 if attempt == _ATTEMPTS:
-                    raise CommandError(
+                    raise ChangeRefused(
                         f"the number of lanes is not changed: {error or type(error).__name__}. Repeat the command; it "
                         "needs workers that do not start or stop meanwhile, and brokers that are up"
                     ) from None
@@ -169,7 +173,7 @@ class LaneChange:
         state = await kafka.describe_topic(config.state_topic)
         count = await self._present.read()
         if not count.epoch and len(state.partitions) != config.lanes:
-            raise CommandError(f"lanes: {config.lanes} is configured; {state.name} has {len(state.partitions)}")
+            raise ChangeRefused(f"lanes: {config.lanes} is configured; {state.name} has {len(state.partitions)}")
         await create_topic(kafka, config, self._present.topic, 1, _COUNT_CONFIGS)
         await wait_until_created(kafka, self._present.topic)
         self._lanes = [LaneStates(number) for number in range(count.lanes)]
@@ -229,10 +233,10 @@ class LaneChange:
         return self._producer
 
     def _check_room(self, states: int) -> None:
-        """Raises CommandError where the new lanes would hardly have room."""
+        """Raises ChangeRefused where the new lanes would hardly have room."""
         limit = self._config.limits.lane_sources
         if states > 0.9 * limit * self._to:
-            raise CommandError(f"{states} states are too many for {self._to} lanes with lane_sources = {limit}")
+            raise ChangeRefused(f"{states} states are too many for {self._to} lanes with lane_sources = {limit}")
 
     async def _read(self, lane: LaneStates, up_to: int = 0) -> None:
         topic = self._config.state_topic
@@ -248,7 +252,7 @@ class LaneChange:
 
     async def _write(self, states: dict[int, list[Record]], count: LaneCount, *, is_begun: bool = False) -> None:
         """The number first: what stands behind it in a partition is of the new number."""
-        own = (COUNT_KEY, count.encode(), [])
+        own: Record = (COUNT_KEY, count.encode(), [])
         numbers = sorted(states)
         if not is_begun:
             await self._produce({self._present.topic: {0: [own]}})
@@ -261,9 +265,7 @@ class LaneChange:
         for topic, by_partition in records.items():
             topic_id = (await self._kafka.describe_topic(topic)).id
             for number, found in by_partition.items():
-                written = await asyncio.to_thread(
-                    lambda found=found: deque(batches(found, _BATCH_BYTES, now_ms, _CODEC))
-                )
+                written = await asyncio.to_thread(_encoded, found, now_ms)
                 parts.append(PartitionBatches(topic, number, topic_id, written))
         await self._present_producer.write(parts)
 
@@ -305,3 +307,7 @@ async def _each(lanes: Iterable[_T], do: Callable[[_T], Awaitable[None]]) -> Non
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _encoded(records: list[Record], now_ms: int) -> deque[Encodable]:
+    return deque(batches(records, _BATCH_BYTES, now_ms, _CODEC))
