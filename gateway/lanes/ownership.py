@@ -111,7 +111,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         task.add_done_callback(self._ended)
 
     def reassign(self) -> None:
-        """The number of lanes has changed: the group assigns them anew."""
+        """The number of lanes has changed: the group assigns them again."""
         self._consumer._coordinator.request_rejoin()
 
     async def leave(self) -> None:

@@ -101,8 +101,8 @@ def key_of(key: bytes) -> str:
 def moves(lanes: Iterable[LaneStates], to: int) -> tuple[dict[int, list[Record]], int]:
     """The records by partition that move the states to their new lanes, and how many states move. Pure.
 
-    An upload that is not committed is dropped: its pieces are in the lane's partition of another topic. Its client is
-    told that it is gone, as if it had come too late, and begins again.
+    An upload that is not committed is dropped: its pieces are in the lane's partition of another topic. For its client
+    it is gone, as if it had come too late.
     """
     found: dict[int, list[Record]] = {}
     moved = 0

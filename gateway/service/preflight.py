@@ -216,7 +216,8 @@ def check_state(config: LaneSettings, state: TopicMetadata, count: LaneCount | N
     elif len(state.partitions) != config.lanes:
         raise ConfigError(
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
-            "set the number with which the state topic was created; `logferry lanes --to` changes it"
+            "set the number with which the state topic was created; `logferry lanes --to` changes it, and leaves it in "
+            f"{state.name.removesuffix('.state')}.lanes, which the service must be allowed to read"
         )
     needed: tuple[tuple[str, Callable[[str], bool], str], ...] = (
         ("cleanup.policy", lambda value: value == "compact", "compact"),
