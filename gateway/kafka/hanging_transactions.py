@@ -76,9 +76,13 @@ class WriteTxnMarkersRequest(
 ):
     """A leader rejects one with an epoch below that of its last batch; version 2 may demand a higher one (KIP-1228)."""
 
-    def __init__(self, open_: OpenTransaction, epoch: int, *, committed: bool) -> None:
-        ends = (epoch, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
-        super().__init__([(open_.producer_id, *ends, {})])
+    def __init__(self, opened: Iterable[OpenTransaction], epoch: int, *, committed: bool) -> None:
+        super().__init__(
+            [
+                (one.producer_id, epoch, committed, _by_topic([one.tp]), max(0, one.coordinator_epoch), {})
+                for one in opened
+            ]
+        )
 
 
 class DescribeTransactionsRequest(
@@ -179,7 +183,7 @@ class _Repair:
                 "kafka-transactions.sh and abort or commit it there"
             )
         epoch = present if committed else open_.epoch + 1
-        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, epoch, committed=committed))
+        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest([open_], epoch, committed=committed))
         code = response.markers[0][1][0][1][0][1]
         if code in error_codes.RETRIABLE:
             self.missed[open_.tp] = _STILL_ENDING

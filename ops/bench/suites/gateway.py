@@ -19,6 +19,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.hanging_transactions import OpenTransaction, WriteTxnMarkersRequest
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import GroupCommit
 from logferry.gateway.lanes.transaction import Draft
@@ -52,6 +53,8 @@ _SOURCES: Final = 1_000_000
 _FEW_SOURCES: Final = 10_000
 _REWRITES: Final = 20_000_000
 _STATES_A_TRANSACTION: Final = 500
+_MARKERS: Final = 2_000_000
+_MARKERS_AT_ONCE: Final = 500
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -294,6 +297,32 @@ def rewritten_states_takeover_s() -> Figure:
     """Fence and replay of all lanes by one worker, directly after 20 million states of 10,000 sources were written."""
     ours = _measured(_FEW_SOURCES, _REWRITES)
     return Figure("s", ours, {}, 1, value=round(ours["takeover_s"], 2))
+
+
+def takeover_per_million_markers_s() -> Figure:
+    """Fence and replay of all lanes by one worker, with as many markers of old transactions, for a million of them.
+
+    A marker is what a transaction leaves when its states are compacted.
+    """
+    with running_stack(1, lanes=_LANES, restart=False) as stack:
+        without_s = _taken_over_s(stack)
+        uvloop.run(_write_markers(stack.cluster().bootstrap, "logferry.gateway.dc1.state"))
+        with_s = _taken_over_s(stack)
+    ours = {"takeover_s": with_s, "without_s": without_s}
+    return Figure("s", ours, {}, 1, value=round(with_s * 1_000_000 / _MARKERS, 2))
+
+
+async def _write_markers(bootstrap: str, topic: str) -> None:
+    """Ends transactions of producers that have written nothing: Kafka keeps the markers."""
+    async with connected(bootstrap) as kafka:
+
+        async def write(lane: int) -> None:
+            leader = await kafka.present_leader(topic, lane)
+            for _ in range(_MARKERS // _LANES // _MARKERS_AT_ONCE):
+                ends = [OpenTransaction((topic, lane), leader, 10**6 + n, 1, 0, 0, 0) for n in range(_MARKERS_AT_ONCE)]
+                await kafka.send(leader, WriteTxnMarkersRequest(ends, 1, committed=True))
+
+        await asyncio.gather(*map(write, range(_LANES)))
 
 
 @cache

@@ -98,6 +98,51 @@ async def test_killed_before_and_after_its_commit(stack: Stack, topic_name: str)
     await assert_exact(stack, load, topic)
 
 
+@pytest.mark.long
+async def test_killed_at_each_step_with_a_worker_or_the_broker(stack: Stack, topic_name: str) -> None:
+    """And repeated at once: the second command goes on where the first one left the old or the new number."""
+    topic = await make_topic(stack.urls()[0], topic_name)
+    async with Load(topic_name, stack.urls(), seed=13, sources=_SOURCES, kinds=ALL_KINDS) as load:
+        for number, step in enumerate(("prepare", "begin", "fence", "write", "commit")):
+            to = (6, 2)[number % 2]
+            for victim in ("gateway-0", "kafka"):
+                await load.acknowledged(200)
+                running = asyncio.create_task(change(stack, to + (victim == "kafka"), step))
+                await asyncio.sleep(number * 0.3)
+                if victim == "kafka":
+                    await asyncio.to_thread(stack.restart, victim)
+                else:
+                    stack.kill(victim)
+                status, said = await running
+                assert status in (_KILLED, 1, 3), said
+                await asyncio.to_thread(stack.wait_ready)
+                assert len(await lanes_of(stack)) == 1
+            status, said = await change(stack, to)
+            assert status == 0, said
+            await load.acknowledged(200)
+            await served(stack, to)
+    await assert_exact(stack, load, topic)
+
+
+@pytest.mark.long
+async def test_a_worker_that_was_frozen_over_it_records_nothing_by_the_old_number(
+    stack: Stack, topic_name: str
+) -> None:
+    """While it is frozen its lanes move, and then the sources move to other lanes."""
+    topic = await make_topic(stack.urls()[0], topic_name)
+    async with Load(topic_name, stack.urls(), seed=14, sources=_SOURCES, kinds=ALL_KINDS) as load:
+        for to, frozen in ((8, "gateway-1"), (4, "gateway-0")):
+            await load.acknowledged(200)
+            stack.kill(frozen, signal.SIGSTOP)
+            status, said = await change(stack, to)
+            assert status == 0, said
+            await load.acknowledged(200)
+            stack.kill(frozen, signal.SIGCONT)
+            await load.acknowledged(300)
+            await served(stack, to)
+    await assert_exact(stack, load, topic)
+
+
 async def test_without_its_fence_chunks_would_be_doubled_or_lost(stack: Stack, topic_name: str) -> None:
     """The guard is what keeps it exact: the checker sees when it is off."""
     topic = await make_topic(stack.urls()[0], topic_name)
