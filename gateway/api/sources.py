@@ -318,7 +318,7 @@ class SourcesApi:
             return state.topic_id == facts.id and (before_ms is None or state.alive_ms < before_ms)
 
         rows = await first_rows(lanes.values(), topic, prefix, after, _PAGE + 1, wanted, counts)
-        epochs = sorted({lane.table.count.epoch for lane in lanes.values()})
+        epochs = sorted({max(1, lane.table.count.epoch) for lane in lanes.values()})
         if FORWARDED in call.request.headers:
             return json_response({"sources": rows, "lanes": sorted(lanes), "epochs": epochs})
         covered = set(lanes)

@@ -29,6 +29,10 @@ class LaneCount(NamedTuple):
     before: int
     epoch: int
 
+    def is_as(self, other: LaneCount) -> bool:
+        """Whether no state has moved between the two. The first record names the number that was there before it."""
+        return (self.lanes, max(1, self.epoch)) == (other.lanes, max(1, other.epoch))
+
     def encode(self) -> bytes:
         return _COUNT.pack(_VERSION, *self)
 

@@ -333,7 +333,7 @@ class Lane(LaneLifecycle[GroupCommit]):
         except (errors.KafkaError, OSError, TimeoutError) as error:
             return partial(Problem, "kafka-unavailable", f"the group does not answer: {error!r}")
         is_settled = self.state == "serving" and not (self._invalidated or self._closing)
-        is_settled &= self.table.count == self.lanes.count
+        is_settled &= self.table.count.is_as(self.lanes.count)
         if self.table is not judged_by or not is_settled:
             return partial(LaneMoved, "not-owner-yet", f"lane {self.number} was reopened; try again")
         return None

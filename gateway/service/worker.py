@@ -181,7 +181,7 @@ def _looks_at(
 def _lanes_changed(ownership: Ownership[Lane], lanes: PresentLanes) -> None:
     """The lanes that have not noticed it are opened again, with the states that they have now."""
     for lane in ownership.lanes.values():
-        if lane.table.count != lanes.count:
+        if not lane.table.count.is_as(lanes.count):
             lane.invalidate()
     ownership.reassign()
 

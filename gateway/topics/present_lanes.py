@@ -113,7 +113,7 @@ class PresentLanes:
         while True:
             with suppress(errors.KafkaError, OSError, TimeoutError):
                 await self.read()
-            if self.count != known:
+            if not self.count.is_as(known):
                 log.event("lanes_changed", lanes=self.count.lanes, before=known.lanes, epoch=self.count.epoch)
                 known = self.count
                 changed()

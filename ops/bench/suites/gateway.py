@@ -23,6 +23,7 @@ from logferry.gateway.kafka.hanging_transactions import OpenTransaction, WriteTx
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import GroupCommit
 from logferry.gateway.lanes.transaction import Draft
+from logferry.gateway.service.lane_change import Changed, LaneChange
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.ops.bench.harness import gateways
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
@@ -53,6 +54,7 @@ _SOURCES: Final = 1_000_000
 _FEW_SOURCES: Final = 10_000
 _REWRITES: Final = 20_000_000
 _STATES_A_TRANSACTION: Final = 500
+_MOVED_SOURCES: Final = 300_000
 _MARKERS: Final = 2_000_000
 _MARKERS_AT_ONCE: Final = 500
 
@@ -310,6 +312,23 @@ def takeover_per_million_markers_s() -> Figure:
         with_s = _taken_over_s(stack)
     ours = {"takeover_s": with_s, "without_s": without_s}
     return Figure("s", ours, {}, 1, value=round(with_s * 1_000_000 / _MARKERS, 2))
+
+
+def lane_change_paused_s() -> Figure:
+    """For so long nothing can be recorded while 8 lanes with 300,000 sources become 32."""
+    with running_stack(1, lanes=_LANES, restart=False) as stack:
+        topic, bootstrap = make_topic(stack, "many", 16), stack.cluster().bootstrap
+        uvloop.run(_write_states(bootstrap, topic, _MOVED_SOURCES, _MOVED_SOURCES))
+        changed = uvloop.run(_change_lanes(bootstrap, 32))
+    ours = {"paused_s": changed.paused_s, "moved": float(changed.moved)}
+    return Figure("s", ours, {}, 1, value=round(changed.paused_s, 2))
+
+
+async def _change_lanes(bootstrap: str, to: int) -> Changed:
+    weak = ["replication", "min-isr"]
+    settings = {"dc": "dc1", "lanes": _LANES, "accept_weak_kafka": weak, "kafka": {"bootstrap_servers": bootstrap}}
+    async with connected(bootstrap) as kafka:
+        return await LaneChange(kafka, Config.model_validate(settings), to, print).run()
 
 
 async def _write_markers(bootstrap: str, topic: str) -> None:

@@ -105,11 +105,11 @@ async def test_killed_at_each_step_with_a_worker_or_the_broker(stack: Stack, top
     async with Load(topic_name, stack.urls(), seed=13, sources=_SOURCES, kinds=ALL_KINDS) as load:
         for number, step in enumerate(("prepare", "begin", "fence", "write", "commit")):
             to = (6, 2)[number % 2]
-            for victim in ("gateway-0", "kafka"):
+            for victim in ("gateway-0", "kafka-1"):
                 await load.acknowledged(200)
-                running = asyncio.create_task(change(stack, to + (victim == "kafka"), step))
+                running = asyncio.create_task(change(stack, to + (victim == "kafka-1"), step))
                 await asyncio.sleep(number * 0.3)
-                if victim == "kafka":
+                if victim == "kafka-1":
                     await asyncio.to_thread(stack.restart, victim)
                 else:
                     stack.kill(victim)
