@@ -176,6 +176,8 @@ class Lane(LaneLifecycle[GroupCommit]):
     async def may_open(self) -> None:
         """While the number of lanes is changed: the opening of a lane would undo the change."""
         while await self.lanes.is_changing():
+            if self._closing:
+                raise LaneLost("the number of lanes was being changed when the lane was given away")
             self.lane_state.enter("opening", "the number of lanes is being changed")
             await asyncio.sleep(_CHANGING_S)
 

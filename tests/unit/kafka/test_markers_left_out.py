@@ -6,9 +6,9 @@ import random
 import time
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.kafka import record_batch
 from logferry.gateway.kafka.record_batch import (
     BATCH_HEAD,
     BATCH_TAIL,
@@ -31,7 +31,7 @@ def marker(offset: int, *, is_empty: bool = False) -> bytes:
     """Of a commit. Compaction may leave one without its record."""
     body = b"" if is_empty else _COMMIT
     tail = BATCH_TAIL.pack(0x30, 0, 1, 1, 7, 1, -1, not is_empty)
-    checksum = record_batch.crc32c(body, record_batch.crc32c(tail))
+    checksum = crc32c(body, crc32c(tail))
     return BATCH_HEAD.pack(offset, HEADER_BYTES - 12 + len(body), 1, 2, checksum) + tail + body
 
 

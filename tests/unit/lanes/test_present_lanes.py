@@ -13,7 +13,7 @@ from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, SourceState
-from logferry.gateway.errors import LaneMoved
+from logferry.gateway.errors import LaneLost, LaneMoved
 from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes import lane as lanes_module
@@ -48,8 +48,10 @@ class CountTopic:
         return 0
 
     async def fetch(self, topic: str, partition: int, position: int, *, max_bytes: int) -> FetchedRecords:
-        pairs = [(FENCE_KEY, None) if count is None else (COUNT_KEY, count.encode()) for count in self.counts]
-        records = [KafkaRecord(at, 0, *pair, []) for at, pair in enumerate(pairs)]
+        records = [
+            KafkaRecord(at, 0, FENCE_KEY if count is None else COUNT_KEY, count and count.encode(), [])
+            for at, count in enumerate(self.counts)
+        ]
         return FetchedRecords(records[position:], len(records), len(records))
 
     async def with_coordinator(self, name: str, ask: Any, kind: Any) -> Any:
@@ -173,6 +175,10 @@ async def test_a_lane_is_not_opened_while_the_number_changes(monkeypatch: pytest
     await lane.may_open()
     assert isinstance(lane.lanes, Changing)
     assert (lane.lanes.left, lane.state, lane.why) == (0, "opening", "the number of lanes is being changed")
+    lane.lanes.left = 5
+    lane.close()
+    with pytest.raises(LaneLost):
+        await lane.may_open()
 
 
 def test_the_first_record_moves_nothing_and_each_later_one_does() -> None:
