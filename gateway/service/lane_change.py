@@ -50,6 +50,7 @@ _WRITTEN_AT_ONCE: Final = 8
 # A transaction may take so long, and so much longer for each state. Writers wait as long where it is killed.
 _TIMEOUT_S: Final = 15.0
 _TIMEOUT_S_A_STATE: Final = 50e-6
+_MOST_S: Final = 900.0  # Kafka's transaction.max.timeout.ms
 _ATTEMPTS: Final = 4
 _PAUSE_S: Final = 1.0
 _COUNT_CONFIGS: Final = {
@@ -181,7 +182,7 @@ class LaneChange:
         await _each(self._lanes, self._read)
         states = sum(len(lane.states) for lane in self._lanes)
         self._check_room(states)
-        timeout_s = (_TIMEOUT_S + _TIMEOUT_S_A_STATE * states) * attempt
+        timeout_s = min((_TIMEOUT_S + _TIMEOUT_S_A_STATE * states) * attempt, _MOST_S)
         self._producer = TransactionalProducer(kafka, change_identity(config, int(timeout_s * 1000)))
         await self._producer.fence()
         # Only now nobody else changes it.
