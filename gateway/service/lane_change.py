@@ -64,7 +64,7 @@ _T = TypeVar("_T")
 
 
 class ChangeRefused(Exception):
-    """The number of lanes is as it was, and why."""
+    """The number of lanes is as it was, or that is not known, and why."""
 
 
 class Changed(NamedTuple):
@@ -132,21 +132,25 @@ class LaneChange:
         self._began_s = 0.0
 
     async def run(self) -> Changed:
-        """Raises ChangeRefused: the number is as it was."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        """Raises ChangeRefused: the number is as it was, or the text says that this is not known."""
+        attempt = 1
+        while True:
             try:
                 return await self._attempt(attempt)
             except LaneUnreadable as error:
                 raise ChangeRefused(f"a lane cannot be read: {error}") from None
             except _INTERFERED as error:
+                why = str(error) or type(error).__name__
                 if attempt == _ATTEMPTS:
+                    is_unknown = isinstance(error, OutcomeUnknown)
+                    what = "it is not known whether the number changed" if is_unknown else "the number has not changed"
                     raise ChangeRefused(
-                        f"the number of lanes is not changed: {error or type(error).__name__}. Repeat the command; it "
-                        "needs workers that do not start or stop meanwhile, and brokers that are up"
+                        f"{what}: {why}. Repeat the command; it needs workers that do not start or stop meanwhile, and "
+                        "brokers that are up"
                     ) from None
-                self._say(f"a worker or broker came in between ({error or type(error).__name__}); again")
-                await asyncio.sleep(_PAUSE_S)
-        raise AssertionError
+            self._say(f"a worker or broker came in between ({why}); again")
+            await asyncio.sleep(_PAUSE_S)
+            attempt += 1
 
     async def _attempt(self, attempt: int) -> Changed:
         before = await self._present.read()
