@@ -319,13 +319,17 @@ class SourcesApi:
             return state.topic_id == facts.id and (before_ms is None or state.alive_ms < before_ms)
 
         rows = await first_rows(lanes.values(), topic, prefix, after, _PAGE + 1, wanted, counts)
+        epochs = sorted({max(1, lane.table.count.epoch) for lane in lanes.values()})
         if FORWARDED in call.request.headers:
-            return json_response({"sources": rows, "lanes": sorted(lanes)})
+            return json_response({"sources": rows, "lanes": sorted(lanes), "epochs": epochs})
         covered = set(lanes)
         for answer in await self.forwarding.ask_others(call.request):
             rows.extend(answer["sources"])
             covered.update(answer["lanes"])
-        missing = set(range(self.config.lanes)) - covered
+            epochs = sorted({*epochs, *answer["epochs"]})
+        if len(epochs) > 1:
+            raise Problem("not-owner-yet", "the number of lanes has just changed; the list would be incomplete")
+        missing = set(range(self.ownership.number_of_lanes())) - covered
         if missing:
             raise Problem("not-owner-yet", f"lanes {sorted(missing)} are moving; the list would be incomplete")
         rows.sort(key=_sort_key)

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from aiokafka import errors
 from logferry.gateway.contract.chunk import chunk_of_record
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount, is_moved
 from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     DamagedMirrorState,
@@ -293,6 +294,14 @@ class RemoteSourceState(NamedTuple):
     mirrored: int | None
 
 
+class _Found(NamedTuple):
+    """What the copy of a lane has of a source, also of one that moved on, and of the number of lanes."""
+
+    state: SourceState | None
+    is_known: bool
+    lanes: LaneCount | None
+
+
 @dataclass(slots=True)
 class RemoteSources:
     """The states of sources of other data centres, and how much of each source the mirror brought here.
@@ -315,23 +324,49 @@ class RemoteSources:
         except errors.UnknownTopicOrPartitionError:
             raise Problem("not-mirrored", f"no mirror copies the source states of {dc} here") from None
         async with self._one_at_a_time:
-            state = await self._state((topic, lane_of(source.key, lanes)), source.state_key())
+            state = await self._state_in(topic, source, lanes)
             if state is None:
                 return None
             return await self._brought((source.topic, state.partition), source, state)
 
-    async def _state(self, tp: TopicPartition, key: bytes) -> SourceState | None:
-        found: bytes | None = None
+    async def _state_in(self, topic: str, source: SourceIdentity, partitions: int) -> SourceState | None:
+        """In the copy of the lane that the source has now, by the number of lanes that the partitions name.
+
+        They are copied one by one: a state that has moved may be in the copy of its lane before alone.
+        """
+        looked = dict[int, _Found]()
+
+        async def look(lane: int) -> _Found:
+            if lane not in looked:
+                looked[lane] = await self._look((topic, lane), source.state_key())
+            return looked[lane]
+
+        found = await look(lane_of(source.key, partitions))
+        count = found.lanes or (None if found.is_known else (await look(0)).lanes)
+        if count is None:
+            return found.state
+        for lanes in (count.lanes, count.before):
+            found = await look(lane_of(source.key, lanes))
+            if found.is_known:
+                return found.state
+        return None
+
+    async def _look(self, tp: TopicPartition, key: bytes) -> _Found:
+        found, is_known = None, False
+        count: LaneCount | None = None
         position = await self.kafka.offset(*tp, EARLIEST)
         while True:
             fetched = await self.kafka.fetch(*tp, position, max_bytes=_SEARCH_BYTES)
             for record in fetched.records:
-                if record.key == key:
-                    found = record.value
+                if record.key == key and (record.value is not None or not is_moved(record.headers)):
+                    found, is_known = record.value, True
+                elif record.key == COUNT_KEY and record.value is not None:
+                    with suppress(ValueError):
+                        count = LaneCount.decode(record.value)
             position = fetched.next_offset
             if fetched.at_end:
                 try:
-                    return None if found is None else SourceState.decode(found)
+                    return _Found(None if found is None else SourceState.decode(found), is_known, count)
                 except ValueError as error:
                     detail = f"{tp[0]}-{tp[1]}: the state of {key[1:]!r} cannot be decoded: {error}"
                     raise Problem("kafka-unavailable", detail) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from logferry.gateway.contract.lane_count import COUNT_KEY, MOVED, LaneCount
+from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.record_batch import KafkaRecord
@@ -24,3 +26,36 @@ async def test_a_state_that_cannot_be_decoded_is_named_until_a_later_one_replace
         await remote.find("dc1", source)
     records.append(KafkaRecord(1, 0, source.state_key(), state.encode(), []))
     assert await remote.find("dc1", source) == (state, None)
+
+
+MOVED_TO_ONE = [(MOVED, b"1")]
+
+
+@pytest.mark.parametrize(
+    ("new_lane", "expected"),
+    [
+        pytest.param([], 5, id="the copy of the new lane is behind"),
+        pytest.param(["count", 7], 7, id="it moved"),
+        pytest.param(["count", 7, None], None, id="it was forgotten since"),
+    ],
+)
+async def test_a_source_whose_lane_has_changed_is_found(new_lane: list[Any], expected: int | None) -> None:
+    """From one lane to two; its copies are partitions that arrive one by one."""
+    states = "logferry.gateway.dc1.state"
+    source = next(one for n in range(9) if lane_of((one := SourceIdentity("dc1.t", None, f"s{n}")).key, 2) == 1)
+    key, count = source.state_key(), LaneCount(2, 1, 2).encode()
+
+    def state(recorded: int) -> SourceState:
+        return SourceState(b"i" * 16, 0, recorded, None, 0, 1)
+
+    def record(offset: int, what: Any) -> KafkaRecord:
+        if what == "count":
+            return KafkaRecord(offset, 0, COUNT_KEY, count, [])
+        return KafkaRecord(offset, 0, key, None if what is None else state(what).encode(), [])
+
+    kafka: Any = MemoryCluster("here", topic(states, 2), topic("logferry.mirror.dc2.state", 1))
+    kafka.records["logferry.mirror.dc2.state", 0] = []
+    kafka.records[states, 0] = [record(0, 5), record(1, "count"), KafkaRecord(2, 0, key, None, MOVED_TO_ONE)]
+    kafka.records[states, 1] = [record(*place) for place in enumerate(new_lane)]
+    found = await RemoteSources(kafka, "logferry", OffsetTranslation(kafka, "logferry", "dc2")).find("dc1", source)
+    assert found == (None if expected is None else (state(expected), None))
