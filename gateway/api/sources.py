@@ -58,7 +58,7 @@ from logferry.gateway.lanes.transaction import (
 )
 from logferry.gateway.metrics import count_chunks
 from logferry.gateway.topics.catalog import RECORD_OVERHEAD_BYTES, TopicCatalog
-from logferry.gateway.topics.copies import RemoteSources
+from logferry.gateway.topics.remote_sources import RemoteSources
 from logferry.gateway.turns import Turns
 
 _PAGE: Final = 1000

@@ -56,9 +56,10 @@ from logferry.gateway.subscriptions import StoredSubscription
 from logferry.gateway.tls import load_certificate, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.compacted_store import CompactedStore, subscriptions_topic
-from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.gateway.topics.open_transactions import OpenTransactions
 from logferry.gateway.topics.present_lanes import PresentLanes
+from logferry.gateway.topics.remote_sources import RemoteSources
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector

@@ -10,7 +10,8 @@ from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.record_batch import KafkaRecord
-from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
+from logferry.gateway.topics.copies import OffsetTranslation
+from logferry.gateway.topics.remote_sources import RemoteSources
 
 from tests.support.mirror_lane import MemoryCluster, topic
 
