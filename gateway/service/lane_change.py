@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
@@ -32,6 +32,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.transactional_producer import (
     Encodable,
+    Fenced,
     NotCommitted,
     OutcomeUnknown,
     PartitionBatches,
@@ -84,13 +85,15 @@ class LaneStates:
     position: int | None = None
 
     def apply(self, key: bytes, value: bytes | None) -> None:
-        """Raises ValueError for a key that no gateway writes."""
+        """Raises ValueError or struct.error for a key that no gateway writes, or an upload that cannot be decoded."""
         if key in (FENCE_KEY, COUNT_KEY):
             return
         if value is None:
             self.states.pop(key, None)
             return
         key_of(key)
+        if key[:1] == UPLOAD_KIND:
+            UploadState.decode(value)
         self.states[key] = value
 
 
@@ -102,22 +105,21 @@ def key_of(key: bytes) -> str:
 def moves(lanes: Iterable[LaneStates], to: int) -> tuple[dict[int, list[Record]], int]:
     """The records by partition that move the states to their new lanes, and how many states move. Pure.
 
-    An upload that is not committed is dropped: its pieces are in the lane's partition of another topic. For its client
-    it is gone, as if it had come too late.
+    An upload that is not committed is gone where its lane changes, as if it had come too late: its pieces are in the
+    lane's partition of another topic. Its new lane knows that it was there.
     """
     found: dict[int, list[Record]] = {}
     moved = 0
     for lane in lanes:
         for key, value in lane.states.items():
             new = lane_of(key_of(key), to)
-            is_dropped = key[:1] == UPLOAD_KIND and UploadState.decode(value).commit is None
-            if new == lane.number and not is_dropped:
+            if new == lane.number:
                 continue
-            header = [] if is_dropped else [(MOVED, b"%d" % new)]
-            found.setdefault(lane.number, []).append((key, None, header))
-            if not is_dropped:
-                found.setdefault(new, []).append((key, value, []))
-                moved += 1
+            if key[:1] == UPLOAD_KIND and (upload := UploadState.decode(value)).commit is None:
+                value = upload.as_gone().encode()
+            found.setdefault(lane.number, []).append((key, None, [(MOVED, b"%d" % new)]))
+            found.setdefault(new, []).append((key, value, []))
+            moved += 1
     return found, moved
 
 
@@ -188,12 +190,14 @@ class LaneChange:
         self._check_room(states)
         timeout_s = min((_TIMEOUT_S + _TIMEOUT_S_A_STATE * states) * attempt, _MOST_S)
         self._producer = TransactionalProducer(kafka, change_identity(config, int(timeout_s * 1000)))
+        await self._wait_for_another()
         await self._producer.fence()
         # Only now nobody else changes it.
         present = await self._present.read()
         if present != count:
             raise NotCommitted("another change came first")
         if not count.epoch:
+            # It stops the lanes that an older version opens from now on: that cannot read it, and would not fence us.
             count = LaneCount(count.lanes, count.lanes, 1)
             await self._write({lane.number: [] for lane in self._lanes}, count)
             await self._producer.commit()
@@ -227,7 +231,8 @@ class LaneChange:
         return moved
 
     async def commit(self) -> None:
-        await self._present_producer.commit()
+        with self._ended_where_fenced():
+            await self._present_producer.commit()
 
     # ---- their parts ----------------------------------------------------------------------------------------------
 
@@ -242,6 +247,15 @@ class LaneChange:
         limit = self._config.limits.lane_sources
         if states > 0.9 * limit * self._to:
             raise ChangeRefused(f"{states} states are too many for {self._to} lanes with lane_sources = {limit}")
+
+    async def _wait_for_another(self) -> None:
+        """Until the change of another command is over, which ours would undo, as that would undo ours."""
+        is_said = False
+        while await self._present.is_changing():
+            if not is_said:
+                self._say("another change is under way, or was killed; its end is waited for")
+                is_said = True
+            await asyncio.sleep(_PAUSE_S / 10)
 
     async def _read(self, lane: LaneStates, up_to: int = 0) -> None:
         topic = self._config.state_topic
@@ -272,7 +286,17 @@ class LaneChange:
             for number, found in by_partition.items():
                 written = await asyncio.to_thread(_encoded, found, now_ms)
                 parts.append(PartitionBatches(topic, number, topic_id, written))
-        await self._present_producer.write(parts)
+        with self._ended_where_fenced():
+            await self._present_producer.write(parts)
+
+    @contextmanager
+    def _ended_where_fenced(self) -> Iterator[None]:
+        """Whoever fenced the transaction has ended it. To fence that one in turn would undo another change."""
+        try:
+            yield
+        except Fenced:
+            self._began_s = 0.0
+            raise
 
     async def _wait_for_partitions(self, topic: str) -> None:
         async with asyncio.timeout(_TIMEOUT_S):

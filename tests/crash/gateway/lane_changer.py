@@ -1,7 +1,7 @@
 """`logferry lanes` that kills itself behind a named step, or with a guard switched off.
 
 ``python tests/crash/gateway/lane_changer.py STEP --config FILE --to N``, STEP a method of `LaneChange`, or
-``no-fence``.
+``no-fence``, or a path: it waits behind `fence` until the file is there.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+from logferry.gateway.service import lane_change
 from logferry.gateway.service.lane_change import LaneChange, LaneStates
 from logferry.ops.cli.main import main
 
@@ -37,7 +39,25 @@ def no_fence() -> None:
     LaneChange._fence = read  # type: ignore[method-assign]
 
 
+def held(until: Path) -> None:
+    """Behind the fence, and without the usual end of its time."""
+    fence = LaneChange.fence
+    lane_change._TIMEOUT_S = 240.0  # type: ignore[misc]
+
+    async def wait(self: LaneChange) -> None:
+        await fence(self)
+        while True:
+            if until.exists():
+                return
+            await asyncio.sleep(0.05)
+
+    LaneChange.fence = wait  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     step = sys.argv[1]
-    no_fence() if step == "no-fence" else killed_behind(step)
+    if "/" in step:
+        held(Path(step))
+    else:
+        no_fence() if step == "no-fence" else killed_behind(step)
     sys.exit(main(["lanes", *sys.argv[2:]]))

@@ -7,6 +7,7 @@ transaction is committed only by the newest producer of its transactional id.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,13 +22,15 @@ _OPENINGS, _COMMANDS, _CHUNKS = 2, 2, 2
 
 
 class Worker(NamedTuple):
-    """``step``: how far the opening of ``lane`` is; 3: it serves, with what it knows of the source."""
+    """``step``: how far the opening of ``lane`` is; 3: it serves, with what it knows of the source. ``is_old``: of a
+    version that knows of no change."""
 
     lane: int = 0
     step: int = 0
     epoch: int = 0
     recorded: int | None = None
     openings: int = 0
+    is_old: bool = False
 
 
 class Command(NamedTuple):
@@ -46,6 +49,8 @@ class World(NamedTuple):
     change: int = 0
     states: tuple[int | None, int | None] = (0, None)
     is_new: bool = False
+    # The lanes have the first record of their number, which an older version cannot read.
+    is_marked: bool = False
     log: int = 0
     workers: tuple[Worker, ...] = (Worker(), Worker())
     command: Command = Command()
@@ -65,16 +70,18 @@ def after_worker(world: World, number: int, without: str) -> Iterator[World]:
 
     if worker.step in (0, 3) and worker.openings < _OPENINGS:
         for lane in (0, 1):
-            yield became(Worker(lane, 1, 0, None, worker.openings + 1))
+            yield became(Worker(lane, 1, 0, None, worker.openings + 1, worker.is_old))
     fence_change_first = without == "the lane is fenced first"
     if worker.step in (1, 2) and (worker.step == 2) == fence_change_first:
         lanes = fenced(world.lanes, worker.lane)
         yield became(worker._replace(step=worker.step + 1, epoch=lanes[worker.lane]), lanes=lanes)
     elif worker.step in (1, 2):
-        change = world.change + (without != "the change is fenced")
+        change = world.change + (without != "the change is fenced" and not worker.is_old)
         yield became(worker._replace(step=worker.step + 1), change=change)
     knows = without != "the lane knows the number"
-    if worker.step == 3 and worker.recorded is None and (world.is_new == bool(worker.lane) or not knows):
+    is_here = worker.lane == 0 if worker.is_old else world.is_new == bool(worker.lane) or not knows
+    is_stopped = worker.is_old and world.is_marked and without != "the first record stops an older version"
+    if worker.step == 3 and worker.recorded is None and is_here and not is_stopped:
         yield became(worker._replace(recorded=world.states[worker.lane] or 0))
     if worker.recorded is not None and world.lanes[worker.lane] == worker.epoch and world.log < _CHUNKS:
         chunk = worker.recorded + 1
@@ -86,7 +93,8 @@ def after_worker(world: World, number: int, without: str) -> Iterator[World]:
 def after_command(world: World, without: str) -> Iterator[World]:
     command = world.command
     if command.runs < _COMMANDS and not world.is_new:  # also after it was killed at any step
-        yield world._replace(change=world.change + 1, command=Command(1, world.change + 1, None, command.runs + 1))
+        begun = Command(1, world.change + 1, None, command.runs + 1)
+        yield world._replace(change=world.change + 1, command=begun, is_marked=True)
     if command.step == 1:
         lanes = world.lanes if without == "the command fences the lanes" else fenced(world.lanes, 0)
         yield world._replace(lanes=lanes, command=command._replace(step=2))
@@ -96,9 +104,10 @@ def after_command(world: World, without: str) -> Iterator[World]:
         yield world._replace(states=(None, command.read), is_new=True, command=command._replace(step=0))
 
 
-def breaks(without: str = "") -> bool:
+def breaks(without: str = "", *workers: Worker) -> bool:
     """Whether some interleaving records a chunk twice or out of order."""
-    seen, waiting = {World()}, [World()]
+    first = World(workers=workers or (Worker(), Worker()))
+    seen, waiting = {first}, [first]
     while waiting:
         world = waiting.pop()
         if world.broken:
@@ -116,6 +125,13 @@ def breaks(without: str = "") -> bool:
 
 def test_no_interleaving_breaks_the_change() -> None:
     assert not breaks()
+
+
+def test_a_worker_of_an_older_version_breaks_nothing_since_it_cannot_read_the_first_record() -> None:
+    """It stops its lanes, loudly. A lane that it had opened before is fenced as any other."""
+    workers = Worker(), Worker(is_old=True)
+    assert not breaks("", *workers)
+    assert breaks("the first record stops an older version", *workers)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +173,32 @@ def test_each_state_is_in_its_new_lane_once_and_nowhere_else() -> None:
             assert place == lane_of(source.key, to)
 
 
-def test_an_upload_that_is_not_committed_is_dropped_and_another_one_moves() -> None:
-    open_ = UploadState("dc1.t", b"i" * 16, {}, 1, None, (StagedPiece(7, 1, b"d" * 16),))
-    done = open_._replace(is_sealed=True, commit=UploadCommit(0, 1, 1))
+def test_an_upload_moves_and_one_that_is_not_committed_is_gone_after_it() -> None:
+    """Its client hears so: that it was there is known, also of one that was gone before. In its lane it stays."""
+    open_ = UploadState("dc1.t", b"i" * 16, {"host": "h"}, 1, None, (StagedPiece(7, 1, b"d" * 16),))
+    uploads = {
+        "open": open_,
+        "sealed": open_._replace(is_sealed=True),
+        "done": open_._replace(is_sealed=True, commit=UploadCommit(0, 1, 1)),
+        "gone": open_._replace(attributes={}, pieces=(), is_expired=True),
+    }
+    keys = {upload_key(f"{kind}{number}"): upload for kind, upload in uploads.items() for number in range(20)}
     lanes = [LaneStates(0), LaneStates(1)]
-    for number in range(20):
-        for kind, upload in (("open", open_), ("done", done)):
-            key = upload_key(f"{kind}{number}")
-            lanes[lane_of(key_of(key), 2)].apply(key, upload.encode())
+    for key, upload in keys.items():
+        lanes[lane_of(key_of(key), 2)].apply(key, upload.encode())
     records, moved = moves(lanes, 3)
-    written = [record for found in records.values() for record in found]
-    assert moved == sum(value is not None for _, value, _ in written) > 5
-    dropped = {key for key, value, headers in written if value is None and not headers}
-    assert dropped == {upload_key(f"open{number}") for number in range(20)}
+    after = {
+        key: UploadState.decode(value) for found in records.values() for key, value, _ in found if value is not None
+    }
+    assert after.keys() == {key for key in keys if lane_of(key_of(key), 3) != lane_of(key_of(key), 2)}
+    assert moved == len(after)
+    for key, upload in after.items():
+        assert upload == (keys[key] if keys[key].commit else uploads["gone"])
+
+
+def test_an_upload_that_cannot_be_decoded_stops_the_change_before_anything_is_written() -> None:
+    with pytest.raises((ValueError, struct.error)):
+        LaneStates(0).apply(upload_key("u"), b"\x09")
 
 
 def test_a_key_that_no_gateway_writes_refuses_the_change() -> None:

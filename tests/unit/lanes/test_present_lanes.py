@@ -158,7 +158,17 @@ async def test_a_lane_that_missed_the_change_refuses_nothing_by_what_it_knew() -
 
     lane = lane_of_one(Changed)
     with pytest.raises(LaneMoved):
-        await lane.confirm(lane.table)
+        await lane.confirm(lane.table, MINE.key)
+
+
+async def test_a_lane_says_nothing_of_a_source_that_its_replay_gives_to_another_lane() -> None:
+    """The request was on its way here before. That there is nothing here does not mean that there is nothing."""
+    lane = lane_of_one()
+    lane.table.apply(COUNT_KEY, TWO.encode())
+    lane.lanes.take(TWO)
+    await lane.confirm(lane.table, MINE.key)
+    with pytest.raises(LaneMoved, match="another lane"):
+        await lane.confirm(lane.table, MOVED.key)
 
 
 async def test_a_lane_is_not_opened_while_the_number_changes(monkeypatch: pytest.MonkeyPatch) -> None:
