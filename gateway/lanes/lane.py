@@ -300,11 +300,18 @@ class Lane(LaneLifecycle[GroupCommit]):
             else:
                 await asyncio.sleep(_DELETE_AGAIN_S)
 
-    async def confirm(self, judged_by: SourceTable) -> None:
-        """Returns when what the table says may be answered. Raises Problem."""
+    async def confirm(self, judged_by: SourceTable, key: str) -> None:
+        """Returns when what the table says, also that it has nothing, of the key may be answered. Raises Problem."""
         problem = await self._judged_as_owner(judged_by)
         if problem is not None:
             raise problem()
+        self.check_owns(key)
+
+    def check_owns(self, key: str) -> None:
+        """Raises LaneMoved where another lane has the states of the key, by the number of lanes that the replay found:
+        the request was on its way here before the number changed."""
+        if lane_of(key, self.table.count.lanes) != self.number:
+            raise LaneMoved("not-owner-yet", "the source belongs to another lane now")
 
     def _has(self, source: SourceIdentity) -> bool:
         """Whether the lane has the state of the source, and writes it: by the number of lanes that its replay found."""
