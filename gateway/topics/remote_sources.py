@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from aiokafka import errors
@@ -35,9 +36,10 @@ class RemoteSourceState(NamedTuple):
 class _Found(NamedTuple):
     """What the copy of a lane has of a source, also of one that moved on, and of the number of lanes."""
 
-    state: SourceState | None
-    is_known: bool
-    lanes: LaneCount | None
+    state: SourceState | None = None
+    is_known: bool = False
+    has_moved: bool = False
+    lanes: LaneCount | None = None
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class RemoteSources:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def find(self, dc: str, source: SourceIdentity) -> RemoteSourceState | None:
-        """None: the source is not known. Raises Problem ``not-mirrored``, KafkaError."""
+        """None: the source is not known. Raises Problem ``not-mirrored`` or ``behind``, KafkaError."""
         topic = f"{self.prefix}.gateway.{dc}.state"
         try:
             lanes = len((await self.kafka.describe_topic(topic)).partitions)
@@ -76,7 +78,8 @@ class RemoteSources:
 
         async def look(lane: int) -> _Found:
             if lane not in looked:
-                looked[lane] = await self._look((topic, lane), source.state_key())
+                is_there = lane < partitions  # the mirror creates it soon
+                looked[lane] = await self._look((topic, lane), source.state_key()) if is_there else _Found()
             return looked[lane]
 
         found = await look(lane_of(source.key, partitions))
@@ -87,24 +90,31 @@ class RemoteSources:
             found = await look(lane_of(source.key, lanes))
             if found.is_known:
                 return found.state
+        newest = max((one.lanes for one in looked.values() if one.lanes), key=attrgetter("epoch"))
+        here = (await look(lane_of(source.key, newest.lanes))).lanes
+        if any(one.has_moved for one in looked.values()) and (here is None or here.epoch < newest.epoch):
+            raise Problem("behind", "the source's state moved to another lane, of which the copy here is behind")
         return None
 
     async def _look(self, tp: TopicPartition, key: bytes) -> _Found:
-        found, is_known = None, False
+        found, is_known, has_moved = None, False, False
         count: LaneCount | None = None
         position = await self.kafka.offset(*tp, EARLIEST)
         while True:
             fetched = await self.kafka.fetch(*tp, position, max_bytes=_SEARCH_BYTES)
             for record in fetched.records:
                 if record.key == key and (record.value is not None or not is_moved(record.headers)):
-                    found, is_known = record.value, True
+                    found, is_known, has_moved = record.value, True, False
+                elif record.key == key:
+                    has_moved = True
                 elif record.key == COUNT_KEY and record.value is not None:
                     with suppress(ValueError):
                         count = LaneCount.decode(record.value)
             position = fetched.next_offset
             if fetched.at_end:
                 try:
-                    return _Found(None if found is None else SourceState.decode(found), is_known, count)
+                    state = None if found is None else SourceState.decode(found)
+                    return _Found(state, is_known, has_moved, count)
                 except ValueError as error:
                     detail = f"{tp[0]}-{tp[1]}: the state of {key[1:]!r} cannot be decoded: {error}"
                     raise Problem("kafka-unavailable", detail) from None

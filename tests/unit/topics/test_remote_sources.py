@@ -60,3 +60,33 @@ async def test_a_source_whose_lane_has_changed_is_found(new_lane: list[Any], exp
     kafka.records[states, 1] = [record(*place) for place in enumerate(new_lane)]
     found = await RemoteSources(kafka, "logferry", OffsetTranslation(kafka, "logferry", "dc2")).find("dc1", source)
     assert found == (None if expected is None else (state(expected), None))
+
+
+async def copies_of_a_move(partitions: int, *kept: tuple[int, list[KafkaRecord]]) -> Any:
+    """What is found of a source that moved from lane 0 of one to lane 1 of two, where the copies have these records."""
+    states = "logferry.gateway.dc1.state"
+    kafka: Any = MemoryCluster("here", topic(states, partitions), topic("logferry.mirror.dc2.state", 1))
+    kafka.records["logferry.mirror.dc2.state", 0] = []
+    for number in range(partitions):
+        kafka.records[states, number] = dict(kept).get(number, [])
+    return await RemoteSources(kafka, "logferry", OffsetTranslation(kafka, "logferry", "dc2")).find("dc1", IN_ONE)
+
+
+IN_ONE = next(one for n in range(9) if lane_of((one := SourceIdentity("dc1.t", None, f"s{n}")).key, 2) == 1)
+COUNT = KafkaRecord(1, 0, COUNT_KEY, LaneCount(2, 1, 2).encode(), [])
+# Compaction has removed the state before it.
+LEFT = KafkaRecord(2, 0, IN_ONE.state_key(), None, MOVED_TO_ONE)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_a_state_that_is_in_no_copy_yet_is_not_called_unknown(partitions: int) -> None:
+    with pytest.raises(Problem, match="behind"):
+        await copies_of_a_move(partitions, (0, [COUNT, LEFT]))
+
+
+async def test_a_source_that_was_forgotten_after_its_move_is_unknown() -> None:
+    assert await copies_of_a_move(2, (0, [COUNT, LEFT]), (1, [COUNT])) is None
+
+
+async def test_a_source_that_nobody_wrote_is_unknown_while_copies_are_behind() -> None:
+    assert await copies_of_a_move(2, (0, [COUNT])) is None
