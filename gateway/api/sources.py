@@ -204,6 +204,7 @@ class SourcesApi:
         if lane.state != "serving":
             raise LaneMoved("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
         facts = await self.topics.facts(source.topic)
+        lane.check_owns(source.key)
         # A hint: a client relies on the answer of opening a session alone.
         return json_response(described(source, lane.table.get(source, facts.id), self.ownership.url))
 
@@ -326,7 +327,8 @@ class SourcesApi:
         for answer in await self.forwarding.ask_others(call.request):
             rows.extend(answer["sources"])
             covered.update(answer["lanes"])
-            epochs = sorted({*epochs, *answer["epochs"]})
+            # An older version says none; its lanes cannot read the states after the first change.
+            epochs = sorted({*epochs, *answer.get("epochs", [1])})
         if len(epochs) > 1:
             raise Problem("not-owner-yet", "the number of lanes has just changed; the list would be incomplete")
         missing = set(range(self.ownership.number_of_lanes())) - covered
