@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
@@ -169,6 +171,10 @@ async def test_a_lane_says_nothing_of_a_source_that_its_replay_gives_to_another_
     await lane.confirm(lane.table, MINE.key)
     with pytest.raises(LaneMoved, match="another lane"):
         await lane.confirm(lane.table, MOVED.key)
+    worker: Any = Mock(spec=SourcesApi, topics=Mock(facts=AsyncMock(return_value=TOPIC)), ownership=Mock(url="w"))
+    assert (await SourcesApi._get(worker, Mock(), MINE, lane)).status == 200
+    with pytest.raises(LaneMoved, match="another lane"):
+        await SourcesApi._get(worker, Mock(), MOVED, lane)
 
 
 async def test_a_lane_is_not_opened_while_the_number_changes(monkeypatch: pytest.MonkeyPatch) -> None:
