@@ -78,14 +78,18 @@ class Changed(NamedTuple):
 
 @dataclass(slots=True)
 class LaneStates:
-    """What one lane has recorded: the newest value of each key. ``position``: it is read up to there."""
+    """What one lane has recorded: the newest value of each key. ``position``: it is read up to there. ``epoch``: of
+    the newest number of lanes in it."""
 
     number: int
     states: dict[bytes, bytes] = field(default_factory=dict)
     position: int | None = None
+    epoch: int = 0
 
     def apply(self, key: bytes, value: bytes | None) -> None:
         """Raises ValueError or struct.error for a key that no gateway writes, or an upload that cannot be decoded."""
+        if key == COUNT_KEY and value is not None:
+            self.epoch = max(self.epoch, LaneCount.decode(value).epoch)
         if key in (FENCE_KEY, COUNT_KEY):
             return
         if value is None:
@@ -196,6 +200,7 @@ class LaneChange:
         present = await self._present.read()
         if present != count:
             raise NotCommitted("another change came first")
+        self._check_epochs(count)
         if not count.epoch:
             # It stops the lanes that an older version opens from now on: that cannot read it, and would not fence us.
             count = LaneCount(count.lanes, count.lanes, 1)
@@ -224,6 +229,8 @@ class LaneChange:
         await _each(self._lanes, self._fence)
 
     async def write(self) -> int:
+        # Only behind the fences is surely all read that the lanes have.
+        self._check_epochs(self._present.count)
         records, moved = await asyncio.to_thread(moves, self._lanes, self._to)
         self._check_room(sum(len(lane.states) for lane in self._lanes))
         partitions = len((await self._kafka.describe_topic(self._config.state_topic)).partitions)
@@ -241,6 +248,14 @@ class LaneChange:
         if self._producer is None:
             raise NotCommitted("the change has not begun")
         return self._producer
+
+    def _check_epochs(self, count: LaneCount) -> None:
+        """Raises ChangeRefused where the lanes know of a change that their topic does not."""
+        if any(lane.epoch > count.epoch for lane in self._lanes):
+            raise ChangeRefused(
+                f"{self._present.topic} does not hold the number by which the lanes were written: it was deleted, or "
+                "may not be read"
+            )
 
     def _check_room(self, states: int) -> None:
         """Raises ChangeRefused where the new lanes would hardly have room."""

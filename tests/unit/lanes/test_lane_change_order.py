@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
-from logferry.gateway.contract.lane_count import MOVED, LaneCount
+from logferry.gateway.config import Config
+from logferry.gateway.contract.lane_count import COUNT_KEY, MOVED, LaneCount
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.contract.upload_state import StagedPiece, UploadCommit, UploadState, upload_key
-from logferry.gateway.service.lane_change import LaneStates, key_of, moves
+from logferry.gateway.service.lane_change import ChangeRefused, LaneChange, LaneStates, key_of, moves
 
 _OPENINGS, _COMMANDS, _CHUNKS = 2, 2, 2
 
@@ -204,6 +206,18 @@ def test_an_upload_that_cannot_be_decoded_stops_the_change_before_anything_is_wr
 def test_a_key_that_no_gateway_writes_refuses_the_change() -> None:
     with pytest.raises(ValueError, match="cannot be decoded"):
         LaneStates(0).apply(b"x", b"y")
+
+
+async def test_a_number_that_is_older_than_that_of_the_lanes_refuses_the_change() -> None:
+    """By it the states would be taken from other lanes than they are in."""
+    config = Config.model_validate({"dc": "dc1", "lanes": 4, "kafka": {"bootstrap_servers": "127.0.0.1:1"}})
+    change: Any = LaneChange(SimpleNamespace(), config, 8, print)  # type: ignore[arg-type]
+    change._lanes = [LaneStates(0), LaneStates(1)]
+    change._lanes[1].apply(COUNT_KEY, LaneCount(2, 4, 2).encode())
+    change._check_epochs(LaneCount(2, 4, 2))
+    change._present.count = LaneCount(4, 4, 1)
+    with pytest.raises(ChangeRefused, match="deleted, or may not be read"):
+        await change.write()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x02" + LaneCount(1, 1, 1).encode()[1:], LaneCount(0, 1, 1).encode()])
