@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from logferry.gateway import log
 from logferry.gateway.config import ServiceConfig
 from logferry.gateway.errors import LaneLost
-from logferry.gateway.kafka.aiokafka_internals import StickyPartitionAssignor, group_member, leave_group, rejoin
+from logferry.gateway.kafka.aiokafka_internals import assignor_of, group_member, leave_group, rejoin
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import GroupMember
@@ -75,7 +75,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         self._consumer = AIOKafkaConsumer(
             group_id=config.group,
             client_id=url,
-            partition_assignment_strategy=[_assignor(config.state_topic, lanes)],
+            partition_assignment_strategy=[assignor_of(config.state_topic, lanes)],
             session_timeout_ms=config.session_timeout_ms,
             heartbeat_interval_ms=_HEARTBEAT_MS,
             max_poll_interval_ms=_NEVER_MS,
@@ -276,27 +276,3 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
             async with self._changed:
                 self._changed.notify_all()
         return True
-
-
-class _Lanes:
-    """The lanes as partitions of the state topic, which has more of them after the number of lanes was reduced."""
-
-    def __init__(self, topic: str, lanes: int) -> None:
-        self._topic, self._lanes = topic, lanes
-
-    def topics(self) -> set[str]:
-        return {self._topic}
-
-    def partitions_for_topic(self, topic: str) -> set[int] | None:
-        return set(range(self._lanes)) if topic == self._topic else None
-
-
-def _assignor(topic: str, lanes: Callable[[], int]) -> type[StickyPartitionAssignor]:
-    """Of the lanes that there are when the group assigns them."""
-
-    class LaneAssignor(StickyPartitionAssignor):  # type: ignore[misc]
-        @classmethod
-        def assign(cls, cluster: object, members: Any) -> Any:
-            return super().assign(_Lanes(topic, lanes()), members)
-
-    return LaneAssignor
