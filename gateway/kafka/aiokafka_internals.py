@@ -181,7 +181,7 @@ class _Partitions:
 def assignor_of(topic: str, partitions: Callable[[], int]) -> type[StickyPartitionAssignor]:
     """Of the topic's first partitions, as many as there are in use when the group assigns them."""
 
-    class FirstPartitions(StickyPartitionAssignor):  # type: ignore[misc]
+    class FirstPartitions(StickyPartitionAssignor):
         @classmethod
         def assign(cls, cluster: object, members: Any) -> Any:
             return super().assign(_Partitions(topic, partitions()), members)
