@@ -279,7 +279,7 @@ class Config(ServiceConfig):
     listen: str = "127.0.0.1:8080"
     """The address of the first worker as `host:port`; worker i listens on port + i."""
     lanes: Annotated[int, Field(ge=1, le=1024)] = 8
-    """The number of lanes, which is fixed when the state topic is created."""
+    """The number of lanes when the state topic is created; `logferry lanes --to` changes it later."""
     codec: Literal["none", "gzip", "lz4", "snappy", "zstd"] = "zstd"
     """The compression of record batches in Kafka."""
     source_retention_ms: Annotated[int, Field(ge=1000)] = 14 * 86_400_000

@@ -50,7 +50,7 @@ async def _parts(
 ) -> Parts[MirrorLane]:
     # First: it names the weakness where no topic can be created like ours.
     await preflight.check(kafka, config, (config.history_topic,))
-    await preflight.create_topic(kafka, config, config.history_topic, _HISTORY_CONFIGS)
+    await preflight.create_topic(kafka, config, config.history_topic, config.lanes, _HISTORY_CONFIGS)
     await preflight.wait_until_created(kafka, config.history_topic)
     targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings, replicas=config.replicas)
     budget = MemoryBudget(config.limits.waiting_bytes)
@@ -59,7 +59,7 @@ async def _parts(
     make_lane = partial(
         MirrorLane, config=config, kafka=kafka, targets=targets, links=links, budget=budget, chains=chains
     )
-    ownership = Ownership(config, url, kafka, make_lane)
+    ownership = Ownership(config, url, kafka, make_lane, lambda: config.lanes)
     without_cycle = set[str]()
 
     async def on_topics(link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:

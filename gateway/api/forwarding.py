@@ -98,10 +98,10 @@ class Forwarding:
 
         Raises Problem ``not-owner-yet`` or ``outcome-unknown`` when the lane moves for too long.
         """
-        number = lane_of(source.key, self._config.lanes)
         deadline = 0.0
         unknown: LaneMoved | None = None
         while True:
+            number = lane_of(source.key, self._ownership.number_of_lanes())
             try:
                 response = await self._answer_once(request, number, here)
                 if unknown is None or response.status not in (429, 503):

@@ -58,7 +58,7 @@ from logferry.gateway.lanes.transaction import (
 )
 from logferry.gateway.metrics import count_chunks
 from logferry.gateway.topics.catalog import RECORD_OVERHEAD_BYTES, TopicCatalog
-from logferry.gateway.topics.copies import RemoteSources
+from logferry.gateway.topics.remote_sources import RemoteSources
 from logferry.gateway.turns import Turns
 
 _PAGE: Final = 1000
@@ -204,6 +204,7 @@ class SourcesApi:
         if lane.state != "serving":
             raise LaneMoved("not-owner-yet", f"lane {lane.number} is {lane.state}: {lane.why}")
         facts = await self.topics.facts(source.topic)
+        lane.check_owns(source.key)
         # A hint: a client relies on the answer of opening a session alone.
         return json_response(described(source, lane.table.get(source, facts.id), self.ownership.url))
 
@@ -319,13 +320,18 @@ class SourcesApi:
             return state.topic_id == facts.id and (before_ms is None or state.alive_ms < before_ms)
 
         rows = await first_rows(lanes.values(), topic, prefix, after, _PAGE + 1, wanted, counts)
+        epochs = sorted({max(1, lane.table.count.epoch) for lane in lanes.values()})
         if FORWARDED in call.request.headers:
-            return json_response({"sources": rows, "lanes": sorted(lanes)})
+            return json_response({"sources": rows, "lanes": sorted(lanes), "epochs": epochs})
         covered = set(lanes)
         for answer in await self.forwarding.ask_others(call.request):
             rows.extend(answer["sources"])
             covered.update(answer["lanes"])
-        missing = set(range(self.config.lanes)) - covered
+            # An older version says none; its lanes cannot read the states after the first change.
+            epochs = sorted({*epochs, *answer.get("epochs", [1])})
+        if len(epochs) > 1:
+            raise Problem("not-owner-yet", "the number of lanes has just changed; the list would be incomplete")
+        missing = set(range(self.ownership.number_of_lanes())) - covered
         if missing:
             raise Problem("not-owner-yet", f"lanes {sorted(missing)} are moving; the list would be incomplete")
         rows.sort(key=_sort_key)

@@ -130,7 +130,7 @@ class StatusApi:
             url=self.ownership.url,
             now_ms=now,
             started_ms=self.started_ms,
-            lanes_total=self.config.lanes,
+            lanes_total=self.ownership.number_of_lanes(),
             lanes=[lane_status(lane, self.config.state_topic) for lane in lanes],
             group=status_schemas.GroupStatus(
                 name=self.config.group,

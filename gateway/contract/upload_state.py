@@ -86,6 +86,10 @@ class UploadState(NamedTuple):
         """``piece``: its number; 0: before the first one."""
         return self.pieces[piece - 1].digest if piece else first_digest(self.topic, self.attributes)
 
+    def as_gone(self) -> UploadState:
+        """What is kept of one that was not committed: that it was there."""
+        return self._replace(attributes={}, pieces=(), is_sealed=False, is_expired=True)
+
     def encode(self) -> bytes:
         found: dict[str, Any] = {**self._asdict(), "topic_id": self.topic_id.hex()}
         del found["pieces"]

@@ -50,7 +50,8 @@ async def _parts(
     view = SubscriptionView(kafka, config, store, OffsetTranslation(kafka, config.prefix, config.dc), pages, adopt)
     stack.push_async_callback(view.close)
     services = UnitServices(kafka, pages, room, view.position, view.letters)
-    ownership = Ownership(config, url, kafka, partial(DeliveryLane, config=config, services=services, view=view))
+    make_lane = partial(DeliveryLane, config=config, services=services, view=view)
+    ownership = Ownership(config, url, kafka, make_lane, lambda: config.lanes)
     routes = Routes(gate)
     DeliverApi(config, ownership, view, room).add_to(routes)
     for work in (

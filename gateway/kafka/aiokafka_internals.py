@@ -8,6 +8,7 @@ Connections of aiokafka leak and its shutdown may hang, so its clients are also 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -162,6 +163,30 @@ def assigned_partitions(assignment: bytes, topic: str) -> list[int]:
         assigned = ConsumerProtocolMemberAssignment.decode(assignment).assignment
         return [number for name, partitions in assigned if name == topic for number in partitions]
     return []
+
+
+class _Partitions:
+    """In the place of `ClusterMetadata` in an assignment: so many partitions of one topic, which may have more."""
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self._topic, self._partitions = topic, partitions
+
+    def topics(self) -> set[str]:
+        return {self._topic}
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return set(range(self._partitions)) if topic == self._topic else None
+
+
+def assignor_of(topic: str, partitions: Callable[[], int]) -> type[StickyPartitionAssignor]:
+    """Of the topic's first partitions, as many as there are in use when the group assigns them."""
+
+    class FirstPartitions(StickyPartitionAssignor):
+        @classmethod
+        def assign(cls, cluster: object, members: Any) -> Any:
+            return super().assign(_Partitions(topic, partitions()), members)
+
+    return FirstPartitions
 
 
 def rejoin(consumer: AIOKafkaConsumer) -> None:

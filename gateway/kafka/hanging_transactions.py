@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 from aiokafka import errors
 from logferry.gateway import log
@@ -38,6 +39,7 @@ from logferry.gateway.kafka.requests import ClusterMetadata, FlexibleRequest, re
 from logferry.gateway.kafka.types import LaneIdentity, grouped
 
 Wanted = Callable[[str, int], bool]
+_Looked = tuple[list["OpenTransaction"], dict[TopicPartition, str]]
 _TRANSACTION_LOG: Final = "__transaction_state"
 # Version, producer id, epoch, time-out, status: the head of an entry, the same in versions 0 and 1.
 _ENTRY: Final = struct.Struct(">hqhib")
@@ -79,9 +81,13 @@ class WriteTxnMarkersRequest(
 ):
     """A leader rejects one with an epoch below that of its last batch; version 2 may demand a higher one (KIP-1228)."""
 
-    def __init__(self, open_: OpenTransaction, epoch: int, *, committed: bool) -> None:
-        ends = (epoch, committed, _by_topic([open_.tp]), max(0, open_.coordinator_epoch))
-        super().__init__([(open_.producer_id, *ends, {})])
+    def __init__(self, opened: Iterable[OpenTransaction], epoch: int, *, committed: bool) -> None:
+        super().__init__(
+            [
+                (one.producer_id, epoch, committed, _by_topic([one.tp]), max(0, one.coordinator_epoch), {})
+                for one in opened
+            ]
+        )
 
 
 class DescribeTransactionsRequest(
@@ -134,9 +140,10 @@ async def complete_hanging(
     to before they are checked again, each with the reason. Raises NewerOwner, KafkaError.
     """
     known = {producer.producer_id: producer for producer in producers}
-    topics = None if only is None else sorted({topic for topic, _ in only})
-    wanted = lane.may_write if only is None else lambda *tp: tp in only
-    opened, missed = await open_transactions(kafka, wanted, topics)
+    if only is None:
+        opened, missed = await _SHARED.setdefault(kafka, _SharedLook(kafka)).look(lane.may_write)
+    else:
+        opened, missed = await open_transactions(kafka, lambda *tp: tp in only, sorted({topic for topic, _ in only}))
     repair = _Repair(kafka, lane, missed)
     # Right after a fence (no ``only``), nothing of the lane can be in flight, however young it is.
     before_ms = kafka.clock.now_ms() - _LONG_OPEN_MS if only is not None else sys.maxsize
@@ -182,7 +189,7 @@ class _Repair:
                 "kafka-transactions.sh and abort or commit it there"
             )
         epoch = present if committed else open_.epoch + 1
-        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest(open_, epoch, committed=committed))
+        response = await self.kafka.send(open_.leader, WriteTxnMarkersRequest([open_], epoch, committed=committed))
         code = response.markers[0][1][0][1][0][1]
         if code in error_codes.RETRIABLE:
             self.missed[open_.tp] = _STILL_ENDING
@@ -242,6 +249,38 @@ async def open_transactions(
         opened += opened_there
         missed |= missed_there
     return opened, missed
+
+
+class _SharedLook:
+    """A look at all partitions by the lanes of a process that are fenced at the same time.
+
+    A worker that takes over eight lanes asks twice and not eight times, each of which takes seconds where there are
+    many partitions. Whoever comes during one look shares the next: it begins after the fences of all who share it.
+    """
+
+    def __init__(self, kafka: KafkaClient) -> None:
+        # Weakly: the client is the key of this.
+        self._kafka, self._one_at_a_time = ref(kafka), asyncio.Lock()
+        self._next: asyncio.Task[_Looked] | None = None
+        self._sharers: list[Wanted] = []
+
+    async def look(self, wanted: Wanted) -> _Looked:
+        self._sharers.append(wanted)
+        if self._next is None:
+            self._next = asyncio.create_task(self._look())
+        opened, missed = await asyncio.shield(self._next)
+        return [one for one in opened if wanted(*one.tp)], {tp: why for tp, why in missed.items() if wanted(*tp)}
+
+    async def _look(self) -> _Looked:
+        async with self._one_at_a_time:
+            sharers, self._sharers, self._next = self._sharers, [], None
+            kafka = self._kafka()
+            if kafka is None:
+                raise errors.KafkaConnectionError("the client is closed")
+            return await open_transactions(kafka, lambda *tp: any(wanted(*tp) for wanted in sharers))
+
+
+_SHARED: Final = WeakKeyDictionary[KafkaClient, _SharedLook]()
 
 
 async def _by_leader(kafka: KafkaClient, wanted: Wanted, topics: list[str] | None) -> dict[int, list[TopicPartition]]:

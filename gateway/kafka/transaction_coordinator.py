@@ -84,6 +84,13 @@ class TransactionCoordinator:
                 continues_with=self.present.transactional_id,
             )
 
+    async def exclude(self) -> None:
+        """Returns when no producer of the lane's usual id can commit what it has begun. Raises KafkaError.
+
+        Kafka has ended its transaction then, or has decided to abort it. One that is being committed is waited for.
+        """
+        await self._fence(self._lane.transactional_id)
+
     async def commit(self) -> int:
         """Commits, and returns the error code; Kafka answers a repeated commit like the first."""
         name, producer_id, epoch = self.present
@@ -97,8 +104,9 @@ class TransactionCoordinator:
 
     async def _fence(self, name: str) -> None:
         """Returns when the id is fenced, or when its transaction is decided and Kafka may take long to end it."""
+        timeout_ms = self._lane.timeout_ms or TRANSACTION_TIMEOUT_MS
         while True:
-            answer = await self._ask(name, InitProducerIdRequest(name, TRANSACTION_TIMEOUT_MS), ENDING_S)
+            answer = await self._ask(name, InitProducerIdRequest(name, timeout_ms), ENDING_S)
             if answer.error_code == error_codes.CONCURRENT_TRANSACTIONS:
                 found = await self._ask(name, DescribeTransactionsRequest([name]))
                 [(code, _, state, _, _, producer_id, epoch, *_)] = found.states

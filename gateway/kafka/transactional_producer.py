@@ -133,9 +133,15 @@ class TransactionalProducer:
     """
 
     def __init__(
-        self, kafka: KafkaClient, lane: LaneIdentity, before: Mapping[str, FencedProducer] | None = None
+        self,
+        kafka: KafkaClient,
+        lane: LaneIdentity,
+        before: Mapping[str, FencedProducer] | None = None,
+        change: LaneIdentity | None = None,
     ) -> None:
-        """``before``: `producers` of the lane's producer before this one in this process, which is discarded."""
+        """``before``: `producers` of the lane's discarded producer in this process. ``change``: whose transactions
+        write into the lane's partition of the state topic, too, and only while nobody opens a lane.
+        """
         self._kafka, self.lane = kafka, lane
         self._client = AIOKafkaClient(
             client_id=lane.transactional_id,
@@ -144,6 +150,7 @@ class TransactionalProducer:
             **kafka.options,
         )
         self._coordinator = TransactionCoordinator(self._client, lane, before or {})
+        self._change = None if change is None else TransactionCoordinator(self._client, change, {})
         self._channels = BrokerConnections(self._client, kafka.options, lane.transactional_id, _SILENT_S)
         self.state_topic_id, self.state_end = NO_ID, 0
         # Nothing may be written to them now, for this reason.
@@ -174,6 +181,9 @@ class TransactionalProducer:
             self._client.set_topics(["__transaction_state"])
             await connect(self._client)
             await self._coordinator.fence()
+            if self._change is not None:
+                # In this order: a change fences the lanes after it has begun.
+                await self._change.exclude()
             self._unchecked = await self._complete_hanging(None)
             self._leader_was_away = False
             if self.lane.state in self._unchecked:
@@ -230,7 +240,9 @@ class TransactionalProducer:
         self._committed_at = time.monotonic()
 
     async def _complete_hanging(self, only: set[TopicPartition] | None) -> dict[TopicPartition, str]:
-        fenced, ending = self._coordinator.fenced.values(), {*self._coordinator.ending.values()}
+        known = [self._coordinator] if self._change is None else [self._coordinator, self._change]
+        fenced = [producer for one in known for producer in one.fenced.values()]
+        ending = {producer_id for one in known for producer_id in one.ending.values()}
         try:
             return await complete_hanging(self._kafka, self.lane, fenced, only, ending=ending)
         except NewerOwner as error:

@@ -17,13 +17,16 @@ class LaneIdentity(NamedTuple):
     """A lane as Kafka sees it. ``state``: its partition of the state topic.
 
     ``may_write``: whether a partition, of the state topic or another, may hold records of the lane; never false for one
-    that does.
+    that does. ``spares``: further transactional ids. ``timeout_ms``: Kafka aborts a transaction that takes longer;
+    None: the usual one.
     """
 
     number: int
     transactional_id: str
     state: TopicPartition
     may_write: Callable[[str, int], bool]
+    spares: int = 2
+    timeout_ms: int | None = None
 
     @property
     def transactional_ids(self) -> tuple[str, ...]:
@@ -32,7 +35,7 @@ class LaneIdentity(NamedTuple):
         Kafka cannot end a transaction while one of its partitions takes no marker, and its transactional id can
         begin no other one meanwhile: the lane continues with the next id.
         """
-        return (self.transactional_id, *(f"{self.transactional_id}~{number}" for number in (1, 2)))
+        return (self.transactional_id, *(f"{self.transactional_id}~{number}" for number in range(1, self.spares + 1)))
 
 
 class TopicIdPartition(NamedTuple):

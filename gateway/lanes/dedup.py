@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from logferry.gateway.contract.chunk import Chunk
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.source_state import (
     _HAS_BASE,
     _HAS_HEARTBEAT,
@@ -118,6 +120,7 @@ def _is_foreign(state: SourceState, token: str | None) -> bool:
     return state.session != 0 and state.token is not None and state.token != token
 
 
+_ONE_LANE: Final = LaneCount(1, 1, 0)
 _VERSION = bytes([STATE_VERSION])
 _FIELDS = {b"s": 1, b"k": 2}  # NULs in a state key, by its kind
 _HAS_BOTH = _HAS_RECORDED | _HAS_BASE
@@ -253,13 +256,14 @@ class SourceTable:
     """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
     ``shares``: how many sources there are, by the token of each. ``receipts``: of requests without seqnos, and
-    ``uploads``; they are no sources. ``added``: the keys of those that came since the order
-    of lists took them over; None: there is no order.
+    ``uploads``; they are no sources. ``count``: the number of lanes that all this belongs to. ``added``: the keys of
+    those that came since the order of lists took them over; None: there is no order.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
     receipts: ReceiptTable = field(default_factory=ReceiptTable)
     uploads: UploadTable = field(init=False)
+    count: LaneCount = _ONE_LANE
     added: list[bytes] | None = None
     _states: dict[bytes, bytes] = field(default_factory=dict)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
@@ -282,6 +286,10 @@ class SourceTable:
         """
         if key[:1] == RECEIPT_KIND:
             return self.receipts.apply(key, raw)
+        if key == COUNT_KEY:
+            if raw is not None:
+                self.count = max(self.count, LaneCount.decode(raw), key=attrgetter("epoch"))
+            return None
         if key[:1] == UPLOAD_KIND:
             return self.uploads.apply(key, raw)
         if raw is not None:

@@ -33,6 +33,7 @@ from logferry.gateway.lanes.transaction import AppendChunks, Draft, Outcome, Req
 from logferry.gateway.lanes.uploads import UploadOutcome
 from logferry.gateway.limits import FairShare
 from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.topics.present_lanes import change_identity
 
 _BATCH_BYTES: Final = 1 << 20
 # The encoding of so many bytes takes a few ms at most, whatever they are.
@@ -147,6 +148,16 @@ class PendingRequests:
                 self.fail(pending, Problem("kafka-unavailable", "the transaction was not committed"))
         self._in_flight.clear()
 
+    def move(self, is_here: Callable[[SourceIdentity], bool]) -> None:
+        """The states of the other sources are in other lanes now, which alone know what became of their requests."""
+        kept = []
+        for pending, outcome in self._in_flight:
+            if is_here(pending.request.source):
+                kept.append((pending, outcome))
+            else:
+                self.fail(pending, LaneMoved("outcome-unknown", "the source moved to another lane meanwhile"))
+        self._in_flight = kept
+
     def fail_queued(self, touches: Callable[[SourceIdentity], bool]) -> None:
         """Later chunks of a source whose earlier ones were undone, or waited too long, must not go first."""
         kept = deque[PendingRequest]()
@@ -216,7 +227,7 @@ class GroupCommit(TransactionalProducer):
         lane: int,
         before: Mapping[str, FencedProducer] | None = None,
     ) -> None:
-        super().__init__(kafka, config.lane(lane), before)
+        super().__init__(kafka, config.lane(lane), before, change_identity(config))
         self._topics = topics
         self._codec = CODECS[config.codec]
 

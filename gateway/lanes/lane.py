@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Final
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import Config
+from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import LaneLost, LaneMoved, Problem
 from logferry.gateway.kafka.client import KafkaClient
@@ -42,6 +43,7 @@ from logferry.gateway.lanes.uploads import Staging, UploadRules
 from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import LANES, count_written
 from logferry.gateway.topics.catalog import TopicCatalog
+from logferry.gateway.topics.present_lanes import PresentLanes
 from logferry.gateway.turns import Turns
 
 # A table may hold a million sources: a scan asks after so many whether others should run.
@@ -49,6 +51,7 @@ _LOOK: Final = 64
 
 _EXPIRED_A_TRANSACTION: Final = 200
 _DELETE_AGAIN_S: Final = 60.0
+_CHANGING_S: Final = 0.1
 _EXPIRED_AT_ONCE: Final = 100
 # Refusals that hold whatever another worker may have recorded meanwhile, or that the caller may retry.
 _CERTAIN_REFUSALS: Final = ("overlap", "out-of-order", "overloaded")
@@ -59,6 +62,7 @@ class Lane(LaneLifecycle[GroupCommit]):
     config: Config
     kafka: KafkaClient
     topics: TopicCatalog
+    lanes: PresentLanes
     metrics: ClassVar = LANES
     table: SourceTable = field(default_factory=SourceTable)
     _order: SourceOrder | None = None
@@ -169,6 +173,14 @@ class Lane(LaneLifecycle[GroupCommit]):
         moved = f"lane {self.number} moved to another worker"
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
 
+    async def may_open(self) -> None:
+        """While the number of lanes is changed: the opening of a lane would undo the change."""
+        while await self.lanes.is_changing():
+            if self._closing:
+                raise LaneLost("the number of lanes was being changed when the lane was given away")
+            self.lane_state.enter("opening", "the number of lanes is being changed")
+            await asyncio.sleep(_CHANGING_S)
+
     def make_producer(self) -> GroupCommit:
         return GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)
 
@@ -179,9 +191,13 @@ class Lane(LaneLifecycle[GroupCommit]):
         if archive is not None:
             table.uploads.count.limit, table.uploads.staged.limit = archive.lane_uploads, archive.lane_bytes
         self.staging = None
+        # After the fence, and before the replay, which may find a newer one.
+        table.count = await self.lanes.read()
         self.table = await replay(self.kafka, self.config.state_topic, self.number, table, producer.state_end)
 
     def opened(self) -> dict[str, Any]:
+        self.lanes.take(self.table.count)
+        self._waiting.move(self._has)
         self._waiting.settle(self.table)
         return {"sources": len(self.table)}
 
@@ -238,6 +254,9 @@ class Lane(LaneLifecycle[GroupCommit]):
                 await turns.give()
                 continue
             pending = waiting.take()
+            if not self._has(pending.request.source):
+                waiting.fail(pending, LaneMoved("not-owner-yet", "the source belongs to another lane now"))
+                continue
             if pending.request.source in refused and not isinstance(pending.request, RecordHeartbeat):
                 waiting.fail(pending, Problem("kafka-unavailable", "an earlier chunk of the source was not recorded"))
                 continue
@@ -281,11 +300,22 @@ class Lane(LaneLifecycle[GroupCommit]):
             else:
                 await asyncio.sleep(_DELETE_AGAIN_S)
 
-    async def confirm(self, judged_by: SourceTable) -> None:
-        """Returns when what the table says may be answered. Raises Problem."""
+    async def confirm(self, judged_by: SourceTable, key: str) -> None:
+        """Returns when what the table says, also that it has nothing, of the key may be answered. Raises Problem."""
         problem = await self._judged_as_owner(judged_by)
         if problem is not None:
             raise problem()
+        self.check_owns(key)
+
+    def check_owns(self, key: str) -> None:
+        """Raises LaneMoved where another lane has the states of the key, by the number of lanes that the replay found:
+        the request was on its way here before the number changed."""
+        if lane_of(key, self.table.count.lanes) != self.number:
+            raise LaneMoved("not-owner-yet", "the source belongs to another lane now")
+
+    def _has(self, source: SourceIdentity) -> bool:
+        """Whether the lane has the state of the source, and writes it: by the number of lanes that its replay found."""
+        return lane_of(source.key, self.table.count.lanes) == self.number
 
     @property
     def _repeat_window_ms(self) -> int | None:
@@ -312,6 +342,7 @@ class Lane(LaneLifecycle[GroupCommit]):
         except (errors.KafkaError, OSError, TimeoutError) as error:
             return partial(Problem, "kafka-unavailable", f"the group does not answer: {error!r}")
         is_settled = self.state == "serving" and not (self._invalidated or self._closing)
+        is_settled &= self.table.count.is_as(self.lanes.count)
         if self.table is not judged_by or not is_settled:
             return partial(LaneMoved, "not-owner-yet", f"lane {self.number} was reopened; try again")
         return None
@@ -321,6 +352,8 @@ class Lane(LaneLifecycle[GroupCommit]):
         async with self._confirmation_lock:
             self._next_confirmation = None
             await self.confirm_ownership(self.number)
+            # A lane that writes nothing hears of no fence.
+            await self.lanes.read()
 
     async def _answer_refused(self, refused: list[tuple[PendingRequest, Refusal]]) -> None:
         problem = await self._judged_as_owner(self.table)

@@ -213,6 +213,7 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
         """Fences, then replays; nothing where there is a producer already."""
         if self._producer is not None:
             return
+        await self.may_open()
         started = time.monotonic()
         self.lane_state.enter("fencing", "another worker may have had it" if self._invalidated else None)
         self._invalidated = False
@@ -285,6 +286,9 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
     @abstractmethod
     def has_work(self) -> bool:
         """There is something for `transact`."""
+
+    async def may_open(self) -> None:
+        """Returns when the lane may be opened, so that nothing is undone by it. Raises KafkaError."""
 
     @abstractmethod
     def make_producer(self) -> ProducerT: ...

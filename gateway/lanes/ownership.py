@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from logferry.gateway import log
 from logferry.gateway.config import ServiceConfig
 from logferry.gateway.errors import LaneLost
-from logferry.gateway.kafka.aiokafka_internals import StickyPartitionAssignor, group_member, leave_group
+from logferry.gateway.kafka.aiokafka_internals import assignor_of, group_member, leave_group, rejoin
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.types import GroupMember
@@ -59,15 +59,23 @@ LaneT = TypeVar("LaneT", bound=LaneLifecycle[Any])
 class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc]
     """Opens and closes lanes as the group assigns them, and knows the owners of the others.
 
-    ``make_lane``: takes what `LaneLifecycle` needs, by name.
+    ``make_lane``: takes what `LaneLifecycle` needs, by name. ``lanes``: how many there are now.
     """
 
-    def __init__(self, config: ServiceConfig, url: str, kafka: KafkaClient, make_lane: Callable[..., LaneT]) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        url: str,
+        kafka: KafkaClient,
+        make_lane: Callable[..., LaneT],
+        lanes: Callable[[], int],
+    ) -> None:
         self._config, self.url, self._kafka, self._make_lane = config, url, kafka, make_lane
+        self.number_of_lanes = lanes
         self._consumer = AIOKafkaConsumer(
             group_id=config.group,
             client_id=url,
-            partition_assignment_strategy=[StickyPartitionAssignor],
+            partition_assignment_strategy=[assignor_of(config.state_topic, lanes)],
             session_timeout_ms=config.session_timeout_ms,
             heartbeat_interval_ms=_HEARTBEAT_MS,
             max_poll_interval_ms=_NEVER_MS,
@@ -100,6 +108,10 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         task = asyncio.create_task(work)
         self._background.append(task)
         task.add_done_callback(self._ended)
+
+    def reassign(self) -> None:
+        """The number of lanes has changed: the group assigns them again."""
+        rejoin(self._consumer)
 
     async def leave(self) -> None:
         """Finishes the running transactions, then leaves the group, so that the lanes move at once.

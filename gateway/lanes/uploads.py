@@ -163,7 +163,7 @@ def is_over(upload: UploadState, now_ms: int, window_ms: int) -> bool:
 
 def mark_of(upload: UploadState, now_ms: int, window_ms: int) -> UploadState | None:
     """What is kept of one that is over: of one that was not committed, for the window, that it was there."""
-    mark = upload._replace(attributes={}, pieces=(), is_sealed=False, is_expired=True)
+    mark = upload.as_gone()
     return mark if upload.commit is None and not is_over(mark, now_ms, window_ms) else None
 
 

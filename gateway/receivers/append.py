@@ -148,10 +148,10 @@ class Appender:
         Raises Problem, Malformed or KafkaError: not recorded, except for ``outcome-unknown`` and ``internal``.
         """
         source = part.source
-        number = lane_of(source.key, self.config.lanes)
         loop = asyncio.get_running_loop()
         deadline, unknown = loop.time() + _HAND_OVER_S, False
         while True:
+            number = lane_of(source.key, self.ownership.number_of_lanes())
             try:
                 return await self._append_once(caller, authorization, part, number)
             except LaneMoved as moved:

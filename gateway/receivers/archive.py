@@ -256,7 +256,7 @@ class ArchiveApi:
     async def _describe(self, call: Call, source_id: str, lane: Lane) -> dict[str, Any]:
         call.knows_only()
         table, upload = lane.table, await self._known(source_id, lane)
-        await lane.confirm(table)
+        await lane.confirm(table, source_id)
         state = "open" if not upload.is_sealed else "requested" if upload.commit is None else "committed"
         return {"state": state, "source_id": source_id, **_sealed(upload), **_place(upload)}
 
@@ -312,7 +312,7 @@ class ArchiveApi:
         call.knows_only()
         table = lane.table
         found = table.uploads.read(upload_key(source_id)) or await self._known(source_id, lane)
-        await lane.confirm(table)
+        await lane.confirm(table, source_id)
         return await self._shown(found, source_id, lane)
 
     async def _shown(self, upload: UploadState, source_id: str, lane: Lane) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class ArchiveApi:
         table = lane.table
         found = table.uploads.read(upload_key(source_id))
         if found is not None and found.is_expired:
-            await lane.confirm(table)
+            await lane.confirm(table, source_id)
             raise _expired(source_id)
         return None if found is None and is_new else await self._known(source_id, lane)
 
@@ -384,7 +384,7 @@ class ArchiveApi:
         found = table.uploads.get(upload_key(source_id))
         if found is not None:
             return found
-        await lane.confirm(table)
+        await lane.confirm(table, source_id)
         raise Problem(
             "unknown-transaction",
             f"{source_id.split('/', 2)[2]}: it was never begun, or was not committed in time; begin again with piece 1",

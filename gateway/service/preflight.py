@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeVar
 from aiokafka import errors
 from logferry.gateway import log
 from logferry.gateway.config import Config, ConfigError
+from logferry.gateway.contract.lane_count import LaneCount
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import BrokerAbilities, ClusterMetadata, TopicMetadata
@@ -73,19 +74,21 @@ class LaneSettings(Protocol):
     def lane(self, number: int, /) -> LaneIdentity: ...
 
 
-async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...]) -> None:
+async def check(
+    kafka: KafkaClient, config: LaneSettings, written: tuple[str, ...], count: LaneCount | None = None
+) -> None:
     """Creates the state topic if it is missing, then checks it, the transaction log, and the topics to write to.
 
-    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. Raises
-    WeakKafka or ConfigError, naming the setting.
+    ``written``: prefixes of the latter; a service that judges each topic when it writes to it names none. ``count``:
+    the present number of lanes, where it can be changed. Raises WeakKafka or ConfigError, naming the setting.
     """
     check_abilities(await kafka.abilities())
     await _check_brokers(kafka, config.accept_weak_kafka)
     topic = config.state_topic
-    if await create_topic(kafka, config, topic, _STATE_CONFIGS):
+    if await create_topic(kafka, config, topic, config.lanes, _STATE_CONFIGS):
         log.event("state_topic_created", topic=topic, lanes=config.lanes)
     state = await wait_until_created(kafka, topic)
-    check_state(config, state, (await _known_everywhere(partial(kafka.configs, [topic])))[topic])
+    check_state(config, state, count, (await _known_everywhere(partial(kafka.configs, [topic])))[topic])
     await kafka.find_transaction_coordinator(config.lane(0).transactional_id)
     await wait_until_created(kafka, "__transaction_state")
     present = [name for name in (await kafka.describe()).topics if name.startswith(written)] if written else []
@@ -97,15 +100,15 @@ async def check(kafka: KafkaClient, config: LaneSettings, written: tuple[str, ..
             raise WeakKafka(found)
 
 
-async def make_staging_topic(kafka: KafkaClient, config: Config) -> None:
+async def make_staging_topic(kafka: KafkaClient, config: Config, lanes: int) -> None:
     """Creates the staging topic if it is missing, then checks it. Raises WeakKafka or ConfigError."""
     topic = config.staging_topic
-    if await create_topic(kafka, config, topic, _STAGING_CONFIGS):
-        log.event("staging_topic_created", topic=topic, lanes=config.lanes)
+    if await create_topic(kafka, config, topic, lanes, _STAGING_CONFIGS):
+        log.event("staging_topic_created", topic=topic, lanes=lanes)
     view = await wait_until_created(kafka, topic)
     settings = (await _known_everywhere(partial(kafka.configs, [topic])))[topic]
-    if len(view.partitions) != config.lanes or settings["cleanup.policy"] != "delete":
-        raise ConfigError(f"{topic}: needed are {config.lanes} partitions, one a lane, and cleanup.policy=delete")
+    if len(view.partitions) < lanes or settings["cleanup.policy"] != "delete":
+        raise ConfigError(f"{topic}: needed are {lanes} partitions, one a lane, and cleanup.policy=delete")
     found = weakness(view, settings, config.accept_weak_kafka)
     if found is not None:
         raise WeakKafka(found)
@@ -161,14 +164,16 @@ def broker_risks(brokers: Mapping[int, Mapping[str, str]], accepted: Sequence[st
     return [f"{what}: set {_AUTO_CREATE}=false on the brokers"]
 
 
-async def create_topic(kafka: KafkaClient, config: LaneSettings, topic: str, settings: dict[str, str]) -> bool:
-    """Creates a topic with a partition for each lane; False: it exists. Raises WeakKafka where brokers are missing."""
+async def create_topic(
+    kafka: KafkaClient, config: LaneSettings, topic: str, partitions: int, settings: dict[str, str]
+) -> bool:
+    """Creates a topic; False: it exists. Raises WeakKafka where brokers are missing."""
     if topic in (await kafka.describe([topic])).topics:
         return False
     brokers = len((await kafka.describe([])).brokers)
     replicas, in_sync = replication(config.accept_weak_kafka, brokers)
     try:
-        await kafka.create_topic(topic, config.lanes, replicas, {**settings, "min.insync.replicas": str(in_sync)})
+        await kafka.create_topic(topic, partitions, replicas, {**settings, "min.insync.replicas": str(in_sync)})
     except errors.TopicAlreadyExistsError:
         return False
     except errors.InvalidReplicationFactorError:
@@ -203,12 +208,16 @@ async def wait_until_created(kafka: KafkaClient, topic: str) -> TopicMetadata:
         await asyncio.sleep(_LAG_S)
 
 
-def check_state(config: LaneSettings, state: TopicMetadata, settings: dict[str, str]) -> None:
+def check_state(config: LaneSettings, state: TopicMetadata, count: LaneCount | None, settings: dict[str, str]) -> None:
     """Raises ConfigError or WeakKafka: the topic cannot hold the states of these lanes."""
-    if len(state.partitions) != config.lanes:
+    if count is not None and count.epoch:
+        if len(state.partitions) < count.lanes:
+            raise ConfigError(f"{state.name} has {len(state.partitions)} partitions for {count.lanes} lanes")
+    elif len(state.partitions) != config.lanes:
         raise ConfigError(
             f"lanes: {config.lanes} is configured, but {state.name} has {len(state.partitions)} partitions; "
-            "the number of lanes is fixed when the state topic is created"
+            "set the number with which the state topic was created; `logferry lanes --to` changes it, and leaves it in "
+            f"{state.name.removesuffix('.state')}.lanes, which the service must be allowed to read"
         )
     needed: tuple[tuple[str, Callable[[str], bool], str], ...] = (
         ("cleanup.policy", lambda value: value == "compact", "compact"),

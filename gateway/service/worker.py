@@ -56,8 +56,10 @@ from logferry.gateway.subscriptions import StoredSubscription
 from logferry.gateway.tls import load_certificate, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.gateway.topics.compacted_store import CompactedStore, subscriptions_topic
-from logferry.gateway.topics.copies import OffsetTranslation, RemoteSources
+from logferry.gateway.topics.copies import OffsetTranslation
 from logferry.gateway.topics.open_transactions import OpenTransactions
+from logferry.gateway.topics.present_lanes import PresentLanes
+from logferry.gateway.topics.remote_sources import RemoteSources
 from prometheus_client.bridge.graphite import GraphiteBridge
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -97,12 +99,14 @@ async def _parts(
     gate: Gate,
     stack: AsyncExitStack,
 ) -> Parts[Lane]:
-    await preflight.check(kafka, config, ())
+    lanes = PresentLanes(kafka, config)
+    await preflight.check(kafka, config, (), await lanes.read())
     if config.receivers.archive is not None:
-        await preflight.make_staging_topic(kafka, config)
+        await preflight.make_staging_topic(kafka, config, lanes.number())
     await compare_clocks(kafka)
     topics = TopicCatalog(kafka, config)
-    ownership = Ownership(config, url, kafka, partial(Lane, config=config, kafka=kafka, topics=topics))
+    make_lane = partial(Lane, config=config, kafka=kafka, topics=topics, lanes=lanes)
+    ownership = Ownership(config, url, kafka, make_lane, lanes.number)
     admission = Admission(config.limits)
     forwarding = Forwarding(config, ownership, admission)
     await forwarding.start()
@@ -110,7 +114,7 @@ async def _parts(
     sessions = SessionRegistry(config, kafka, url)
     translation = OffsetTranslation(kafka, config.prefix, config.dc)
     remote_sources = RemoteSources(kafka, config.prefix, translation)
-    looks_at = partial(_looks_at, ownership.lanes, config.lanes, config.known_dcs | {config.prefix})
+    looks_at = partial(_looks_at, ownership.lanes, lanes.number, config.known_dcs | {config.prefix})
     open_transactions = OpenTransactions(kafka, looks_at)
     appender = Appender(config, topics, ownership, forwarding, admission, quotas)
     topic = subscriptions_topic(config.prefix, config.dc)
@@ -158,6 +162,7 @@ async def _parts(
         open_transactions.watch(),
         watch_owners(subscriptions_api, gate, ownership),
         watch_loop(),
+        lanes.watch(partial(_lanes_changed, ownership, lanes)),
     ):
         ownership.run_in_background(work)
     if config.graphite is not None:
@@ -190,9 +195,19 @@ def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Ro
         yield ArchiveApi(appender, settings.archive, recent).add_to
 
 
-def _looks_at(held: Collection[int], lanes: int, prefixes: frozenset[str], topic: str, partition: int) -> bool:
+def _looks_at(
+    held: Collection[int], lanes: Callable[[], int], prefixes: frozenset[str], topic: str, partition: int
+) -> bool:
     """The topics of all data centres, and logferry's own, divided among the workers by lane. For any thread."""
-    return topic.partition(".")[0] in prefixes and lane_of(f"{topic}-{partition}", lanes) in held
+    return topic.partition(".")[0] in prefixes and lane_of(f"{topic}-{partition}", lanes()) in held
+
+
+def _lanes_changed(ownership: Ownership[Lane], lanes: PresentLanes) -> None:
+    """The lanes that have not noticed it are opened again, with the states that they have now."""
+    for lane in ownership.lanes.values():
+        if not lane.table.count.is_as(lanes.count):
+            lane.invalidate()
+    ownership.reassign()
 
 
 async def expire_requests(ownership: Ownership[Lane]) -> None:

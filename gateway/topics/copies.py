@@ -1,6 +1,4 @@
-"""What a mirror brought here: offsets between an original and its copy, and the sources of other data centres.
-
-Offsets are translated exactly, by the mirror's offset history.
+"""Offsets between an original and its copy that a mirror brought here, translated exactly by its offset history.
 
 Both directions translate *positions*: an offset names the next record, so one that falls on a control record or into
 a hole means the record after it. Read on demand: a few blocks of the history, and the checkpoints written since the
@@ -13,11 +11,9 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiokafka import errors
-from logferry.gateway.contract.chunk import chunk_of_record
 from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     DamagedMirrorState,
@@ -30,10 +26,9 @@ from logferry.gateway.contract.mirror_state import (
     step_towards,
     within,
 )
-from logferry.gateway.contract.names import Cursor, Malformed, TopicPartition, lane_of, split_topic
-from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.contract.names import Cursor, TopicPartition, split_topic
 from logferry.gateway.errors import Problem
-from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch
 
 # A position, or the checkpoint behind a record, is waited for so long.
@@ -45,12 +40,6 @@ _BLOCK_BYTES: Final = 4096
 _MAX_BLOCKS: Final = 4096
 _AROUND: Final = 16
 _POLL_S: Final = 0.05
-_SEARCH_BYTES: Final = 1 << 20
-_FIRST_STEP: Final = 256
-# At most so much is searched; a source whose last chunk is before that is reported without one.
-_LOOK_BYTES: Final = 64 << 20
-# The clocks of the workers of one data centre differ by less.
-_CLOCKS_MS: Final = 60_000
 
 
 class OffsetTranslation:
@@ -284,87 +273,3 @@ class OffsetTranslation:
 
 def _gone(tp: TopicPartition, offset: int) -> Problem:
     return Problem("out-of-range", f"the offset history no longer holds offset {offset} of {tp[0]}-{tp[1]}")
-
-
-class RemoteSourceState(NamedTuple):
-    """``state``: as acknowledged last. ``mirrored``: the source's last seqno here; None: none, or not known."""
-
-    state: SourceState
-    mirrored: int | None
-
-
-@dataclass(slots=True)
-class RemoteSources:
-    """The states of sources of other data centres, and how much of each source the mirror brought here.
-
-    The acknowledged state is in the copy of that gateway's state topic. It may be ahead of the copy of the data, or
-    behind it, so the last chunk here is searched in the data itself, from its end backwards. ``prefix`` is the same in
-    all data centres.
-    """
-
-    kafka: KafkaClient
-    prefix: str
-    translation: OffsetTranslation
-    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def find(self, dc: str, source: SourceIdentity) -> RemoteSourceState | None:
-        """None: the source is not known. Raises Problem ``not-mirrored``, KafkaError."""
-        topic = f"{self.prefix}.gateway.{dc}.state"
-        try:
-            lanes = len((await self.kafka.describe_topic(topic)).partitions)
-        except errors.UnknownTopicOrPartitionError:
-            raise Problem("not-mirrored", f"no mirror copies the source states of {dc} here") from None
-        async with self._one_at_a_time:
-            state = await self._state((topic, lane_of(source.key, lanes)), source.state_key())
-            if state is None:
-                return None
-            return await self._brought((source.topic, state.partition), source, state)
-
-    async def _state(self, tp: TopicPartition, key: bytes) -> SourceState | None:
-        found: bytes | None = None
-        position = await self.kafka.offset(*tp, EARLIEST)
-        while True:
-            fetched = await self.kafka.fetch(*tp, position, max_bytes=_SEARCH_BYTES)
-            for record in fetched.records:
-                if record.key == key:
-                    found = record.value
-            position = fetched.next_offset
-            if fetched.at_end:
-                try:
-                    return None if found is None else SourceState.decode(found)
-                except ValueError as error:
-                    detail = f"{tp[0]}-{tp[1]}: the state of {key[1:]!r} cannot be decoded: {error}"
-                    raise Problem("kafka-unavailable", detail) from None
-
-    async def _brought(self, tp: TopicPartition, source: SourceIdentity, state: SourceState) -> RemoteSourceState:
-        checkpoint: MirrorCheckpoint | None = None
-        with suppress(Problem):
-            checkpoint = await self.translation.checkpoint(tp)
-        if checkpoint is None or state.recorded is None or checkpoint.original.id != state.topic_id:
-            return RemoteSourceState(state, None)
-        if checkpoint.last_ms > state.written_ms + _CLOCKS_MS:
-            # The mirror has passed records that were written later, and it keeps the order.
-            return RemoteSourceState(state, state.recorded)
-        seen = await self._last_seqno(tp, source.source_id.encode())
-        if seen is not None and seen > state.recorded:
-            state = state._replace(recorded=seen)
-        return RemoteSourceState(state, seen)
-
-    async def _last_seqno(self, tp: TopicPartition, key: bytes) -> int | None:
-        first, end = await self.kafka.offset(*tp, EARLIEST), await self.kafka.offset(*tp, LATEST)
-        step, room = _FIRST_STEP, _LOOK_BYTES
-        while end > first and room > 0:
-            start = position = max(first, end - step)
-            found: int | None = None
-            while position < end:
-                fetched = await self.kafka.fetch(*tp, position, max_bytes=_SEARCH_BYTES)
-                for record in fetched.records:
-                    room -= len(record.value or b"")
-                    if record.key == key and record.offset < end:
-                        with suppress(Malformed):
-                            found = chunk_of_record(record.value or b"", record.headers).seqno
-                position = fetched.next_offset
-            if found is not None:
-                return found
-            end, step = start, 2 * step
-        return None

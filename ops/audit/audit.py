@@ -43,12 +43,15 @@ from logferry.ops.audit.log.partition import AuditSpan, ExpectedSources, Partiti
 from logferry.ops.audit.log.partition_work import PartitionJob, PartitionWork
 from logferry.ops.audit.log.read import Centre, audited_topics, committed, connected, only_dc, state_topic_of
 from logferry.ops.audit.records.batches import CorruptRecords
+from logferry.ops.audit.records.formats import MOVED
 from logferry.ops.audit.tables.accepted_resets import AcceptedResets, ResetName, named_batches
 from logferry.ops.audit.tables.table_reader import TableReader
 from logferry.ops.audit.workers.worker_pool import WorkerPool, processors
 from logferry.ops.cli.problems import Unavailable, UsageError
 
 # Fewer are read before another process has started.
+# Of the states: at most so many, while the number of lanes changes.
+_PASSES: Final = 5
 _SMALL_RECORDS: Final = 1_000
 # Called with a stage (states, log, table, mirror), its work that is done, and its total.
 ProgressCallback = Callable[[str, int, int], None]
@@ -125,8 +128,7 @@ class _Audit:
 
     def __post_init__(self) -> None:
         self.is_whole = not self.config.topics
-        topics = None if self.is_whole else frozenset(self.here.topics)
-        self.states = SourceStates(self.state_topic.name, len(self.state_topic.partitions), topics, self.findings)
+        self.states = self._no_states(len(self.state_topic.partitions))
         self.copies = dict(self.proven.copies)
         self.accepted = dict(self.proven.accepted)
         self.expired_ms = int(time.time() * 1000) - self.config.source_retention_ms
@@ -239,9 +241,27 @@ class _Audit:
         if centre is self.here:
             compare_topics(centre.own_topics, centre.logs, self.states, existing, self.expired_ms, self.findings)
 
+    def _no_states(self, lanes: int) -> SourceStates:
+        topics = None if self.is_whole else frozenset(self.here.topics)
+        return SourceStates(self.state_topic.name, lanes, topics, Findings())
+
     async def _read_states(self) -> None:
-        kafka, states = self.here.kafka, self.states
-        places = [(states.topic, lane) for lane in range(states.lanes)]
+        """Again where the number of lanes is not that of the partitions, or changed meanwhile."""
+        for _ in range(_PASSES):
+            await self._read_lanes(self.states)
+            lanes = self.states.other_number()
+            if lanes is None:
+                break
+            self.states = self._no_states(lanes)
+        else:
+            raise Unavailable("the number of lanes changes all the time; repeat the audit")
+        self.states.finish()
+        self.findings.merge(self.states.findings)
+
+    async def _read_lanes(self, states: SourceStates) -> None:
+        kafka = self.here.kafka
+        partitions = len((await kafka.describe_topic(states.topic)).partitions)
+        places = [(states.topic, lane) for lane in range(partitions)]
         starts, ends = await kafka.offsets(places, EARLIEST), await kafka.offsets(places, LATEST, committed=False)
         spans = {place: (starts[place], ends[place]) for place in places}
         done, total = 0, sum(end - start for start, end in spans.values())
@@ -249,7 +269,8 @@ class _Audit:
             try:
                 async for fetched in committed(kafka, place, start, end, lambda *_: None):
                     for record in fetched.records:
-                        states.apply(place[1], record.offset, record.key or b"", record.value)
+                        is_moved = record.value is None and any(name == MOVED for name, _ in record.headers)
+                        states.apply(place[1], record.offset, record.key or b"", record.value, is_moved)
                     self.progress("states", done + fetched.next_offset - start, total)
             except CorruptRecords as error:
                 detail = f"{error}; the rest of the partition was not read"

@@ -180,7 +180,7 @@ def _gateway(site: Site, at: Rates) -> list[Need]:
         Need("gateway", "cores", cores, "cores", "measured: plain bodies, no TLS"),
         Need("gateway", "workers", workers, "workers", f"gzip and TLS double it, {LOAD:.0%} busy"),
         Need("gateway", "hosts", max(2, hosts + 1), "hosts", f"{why} decides, and one host away"),
-        Need("gateway", "lanes", lanes, "lanes", "2 for each worker and those of one more host; fixed"),
+        Need("gateway", "lanes", lanes, "lanes", "2 for each worker and those of one more host"),
     ]
 
 

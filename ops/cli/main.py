@@ -60,7 +60,7 @@ COMMANDS = {
     "audit": Command("logferry.ops.audit.command", "ops", "verify exactly-once delivery from stored data", _OPERATORS),
     "doctor": Command("logferry.ops.doctor.command", "gateway", "check this host and its Kafka", _OPERATORS),
     "topics": Command("logferry.ops.commands.topics", "ops", "list, create and grow topics", _OPERATORS),
-    "lanes": Command("logferry.ops.commands.lanes", "gateway", "repair a lane that cannot be read", _OPERATORS),
+    "lanes": Command("logferry.ops.commands.lanes", "gateway", "change the number of lanes, or repair one", _OPERATORS),
     "token": Command("logferry.gateway.token_command", "gateway", "create a token for the gateway", _OPERATORS),
     "completion": Command("logferry.ops.cli.completion", "", "print a completion script for bash, zsh or fish"),
 }

@@ -1,4 +1,6 @@
-"""``logferry lanes``: repairs a lane whose state cannot be read.
+"""``logferry lanes``: changes the number of the gateway's lanes, and repairs a lane whose state cannot be read.
+
+``--to``: see `lane_change`.
 
 A record of the state topic that cannot be decoded stops its lane (event ``lane_stopped``). ``--forget`` writes a
 tombstone for the record's key, so that the lane serves without the state of that source, copy or subscription.
@@ -6,6 +8,7 @@ tombstone for the record's key, so that the lane serves without the state of tha
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import struct
 import sys
@@ -23,6 +26,7 @@ from logferry.gateway.delivery.config import DeliverConfig
 from logferry.gateway.delivery.config import load as load_deliver
 from logferry.gateway.kafka.client import EARLIEST, LATEST
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.service.lane_change import Changed, ChangeRefused, LaneChange
 from logferry.gateway.tls import kafka_options
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.config import load as load_mirror
@@ -30,6 +34,7 @@ from logferry.ops.audit.log.read import connected
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
 
+_MOST_LANES: Final = 1024
 _FETCH_BYTES: Final = 1 << 20
 _EXAMPLE: Final = "example: logferry lanes --config gateway.toml --forget 3:81234"
 _OF_GATEWAY: Final = (
@@ -49,12 +54,17 @@ def main(argv: list[str] | None = None) -> int:
     """0 done. Raises CommandError, whose exit status is 1 (refused or not confirmed), 2 (wrong use or configuration) or
     3 (Kafka does not answer)."""
     description = (
-        "Repairs a stopped lane: forgets a record of the state topic that cannot be decoded. The lane serves again "
-        "within seconds. In a gateway the source starts without deduplication, in a mirror the partition stops as "
-        "target-not-empty: resume it with logferry mirror resume. In deliver the partition begins where its "
+        "Changes the number of the gateway's lanes while it runs (--to): writers wait for some seconds, nothing is "
+        "lost or doubled. All workers must have this version, and none may start or stop meanwhile. Killed at any "
+        "step, the old or the new number holds; repeat it then. "
+        "Or repairs a stopped lane (--forget): forgets a record of the state topic that cannot be decoded. The lane "
+        "serves again within seconds. In a gateway the source starts without deduplication, in a mirror the partition "
+        "stops as target-not-empty: resume it with logferry mirror resume. In deliver the partition begins where its "
         "subscription began."
     )
-    parser = command_parser("lanes", "--config FILE --forget LANE:OFFSET [OPTION ...]", description, _EXAMPLE)
+    parser = command_parser(
+        "lanes", "--config FILE (--to N | --forget LANE:OFFSET) [OPTION ...]", description, _EXAMPLE
+    )
     option = parser.add_argument
     option(
         "--config",
@@ -66,9 +76,13 @@ def main(argv: list[str] | None = None) -> int:
     service = parser.add_mutually_exclusive_group()
     service.add_argument("--mirror", action="store_true", help="a lane of the mirror, not of the gateway")
     service.add_argument("--deliver", action="store_true", help="a lane of deliver, not of the gateway")
-    option("--forget", required=True, metavar="LANE:OFFSET", help="the record, as `logferry status` names it")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--to", type=int, metavar="N", help="the new number of the gateway's lanes, 1 to 1024")
+    what.add_argument("--forget", metavar="LANE:OFFSET", help="the record, as `logferry status` names it")
     option("--yes", action="store_true", help="do it without asking")
     args = parser.parse_args(argv)
+    if args.to is not None:
+        return _change(args)
     lane, _, offset = args.forget.partition(":")
     if not (lane.isdecimal() and offset.isdecimal()):
         parser.error(f"--forget: {args.forget!r} must be LANE:OFFSET, as in 3:81234")
@@ -78,8 +92,6 @@ def main(argv: list[str] | None = None) -> int:
             config = load_mirror(args.config) if args.mirror else load_deliver(args.config)
         else:
             config = load_gateway(args.config)
-        if int(lane) >= config.lanes:
-            raise UsageError(f"--forget: there is no lane {lane}; the lanes are 0 to {config.lanes - 1}")
         record = asyncio.run(_unreadable(config, int(lane), int(offset)))
         key = record.key or b""
         print(f"{config.state_topic}-{lane}, offset {offset}: key {key!r}, {len(record.value or b'')} bytes")
@@ -95,10 +107,42 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _change(args: argparse.Namespace) -> int:
+    if args.mirror or args.deliver:
+        why = "the offset history points into its lanes" if args.mirror else "its lanes are fixed"
+        raise UsageError(f"--to: changes the lanes of the gateway alone; {why}")
+    if not 1 <= args.to <= _MOST_LANES:
+        raise UsageError(f"--to: {args.to} is not 1 to {_MOST_LANES}")
+    try:
+        config = load_gateway(args.config)
+        changed = asyncio.run(_change_to(config, args.to))
+    except ChangeRefused as error:
+        raise CommandError(str(error)) from None
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    except (errors.KafkaError, OSError, TimeoutError) as error:
+        raise Unavailable(f"Kafka does not answer: {error!r}") from None
+    if not changed.paused_s:
+        print(f"there are {args.to} lanes already")
+        return 0
+    moved = f"{changed.moved} states moved, writers waited {changed.paused_s:.1f} s"
+    print(f"{changed.before} lanes are {args.to} now: {moved}")
+    print(f"the setting `lanes` ({config.lanes}) stays as it is: it is the number at the beginning")
+    return 0
+
+
+async def _change_to(config: Config, to: int) -> Changed:
+    async with connected(kafka_options(config.kafka)) as kafka:
+        return await LaneChange(kafka, config, to, lambda text: print(text, flush=True)).run()
+
+
 async def _unreadable(config: _Configured, lane: int, offset: int) -> KafkaRecord:
     """The record at the offset, which must be one that cannot be decoded."""
     topic = config.state_topic
     async with connected(kafka_options(config.kafka)) as kafka:
+        partitions = len((await kafka.describe_topic(topic)).partitions)
+        if lane >= partitions:
+            raise UsageError(f"--forget: there is no lane {lane}; the lanes are 0 to {partitions - 1}")
         first, end = await kafka.offset(topic, lane, EARLIEST), await kafka.offset(topic, lane, LATEST)
         if not first <= offset < end:
             raise CommandError(f"{topic}-{lane} has the offsets from {first} to before {end}, {offset} is outside")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
 from aiokafka import errors
-from logferry.gateway.config import ConfigError, ServiceConfig
+from logferry.gateway.config import Config, ConfigError, ServiceConfig
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient, raise_for
 from logferry.gateway.kafka.requests import (
@@ -24,6 +24,7 @@ from logferry.gateway.kafka.requests import (
 from logferry.gateway.service.preflight import broker_risks, check_abilities, check_state, connect_to_kafka
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.health import weakness
+from logferry.gateway.topics.present_lanes import PresentLanes
 from logferry.ops.doctor.host import clock
 from logferry.ops.doctor.role import Check, Cluster, Role, State, TopicRights
 
@@ -147,13 +148,14 @@ async def _topics(subject: str, cluster: Cluster, kafka: KafkaClient) -> AsyncIt
         text = f"{service.state_topic} is not there, or may not be described: the first start creates it"
         yield Check("Kafka", subject, State.WARNING, text, "nothing before the first start; else grant Describe")
     accepted = service.accept_weak_kafka
+    count = await PresentLanes(kafka, service).read() if isinstance(service, Config) else None
     for name in (*_own(cluster, view.topics), *(name for name in data if name.startswith(cluster.durable or "\n"))):
         found = settings[name]
         if isinstance(found, Exception):
             continue
         try:
             if name == service.state_topic:
-                check_state(service, view.topics[name], dict(found))
+                check_state(service, view.topics[name], count, dict(found))
         except (WeakKafka, ConfigError) as error:
             yield Check("Kafka", subject, State.WRONG, str(error), "set these on the topic, or correct the setting")
         weak = weakness(view.topics[name], found, accepted)

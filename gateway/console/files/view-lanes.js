@@ -108,7 +108,7 @@ function lanesTable(route) {
   });
 }
 
-function laneRows(known) {
+export function laneRows(known) {
   const total = Math.max(0, ...known.map(([, worker]) => worker.lanes_total));
   const nobody = {
     state: "served by nobody",
@@ -123,12 +123,13 @@ function laneRows(known) {
   const rows = Array.from({ length: total }, (_, lane) => ({ ...nobody, lane }));
   for (const [url, worker] of known) {
     for (const lane of worker.lanes) {
-      if (rows[lane.lane].url === null || lane.state === "serving") {
+      // After the number became smaller, workers hold lanes beyond it for a moment.
+      if (!rows[lane.lane]?.url || lane.state === "serving") {
         rows[lane.lane] = { ...lane, url };
       }
     }
   }
-  return rows;
+  return rows.filter(() => true); // those between are no lanes
 }
 
 function brokersTable(route) {

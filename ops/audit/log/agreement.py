@@ -20,7 +20,16 @@ from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.chain import Chain
 from logferry.ops.audit.log.partition import ExpectedSources, PartitionLog
-from logferry.ops.audit.records.formats import RECEIPT, UPLOAD, StoredSource, StoredState, source_key, stored_state
+from logferry.ops.audit.records.formats import (
+    LANES,
+    RECEIPT,
+    UPLOAD,
+    StoredSource,
+    StoredState,
+    source_key,
+    stored_lanes,
+    stored_state,
+)
 
 _FORGOTTEN: Final = "the source was deleted or expired: only its log could be checked"
 
@@ -38,7 +47,7 @@ class SourceStates:
 
     ``topics``: states of other topics are skipped; None: none is skipped. ``forgotten``: (topic, source) of tombstones,
     while Kafka retains them. ``reborn``: those of them that were recorded again, with the base of each time.
-    ``by_topic``: the newest state of each key.
+    ``by_topic``: the newest state of each key. ``counts``: the newest epoch and number of lanes, by lane.
     """
 
     topic: str
@@ -48,14 +57,41 @@ class SourceStates:
     forgotten: set[tuple[str, str]] = field(default_factory=set)
     reborn: dict[tuple[str, str], list[int | None]] = field(default_factory=dict)
     by_topic: dict[str, dict[bytes, RecordedState]] = field(default_factory=dict)
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # States in a lane other than their key's, by lane and key: where their offset is, and of which source.
+    _misplaced: dict[tuple[int, bytes], tuple[int, StoredSource]] = field(default_factory=dict)
     _dropped: set[bytes] = field(default_factory=set)
 
-    def apply(self, lane: int, offset: int, key: bytes, value: bytes | None) -> None:
-        """A record that cannot be decoded, or that is stored in a lane other than its key's, is a finding."""
+    def other_number(self) -> int | None:
+        """The number of lanes by the newest record of it, where the states must be read again by it; None: not so.
+
+        A change of it is one transaction. Of partitions that were read up to ends before and after it, some have it.
+        """
+        if not self.counts or (len(set(self.counts.values())) == 1 and self._newest == self.lanes):
+            return None
+        return self._newest
+
+    @property
+    def _newest(self) -> int:
+        return max(self.counts.values())[1]
+
+    def finish(self) -> None:
+        """After all lanes: a state that is stored in a lane other than its key's, and has not moved, is a finding."""
+        for (lane, _), (offset, source) in sorted(self._misplaced.items()):
+            owner, where = source.lane(self.lanes), f"{self.topic}-{lane}"
+            detail = f"a state in lane {lane}, but the key belongs to lane {owner}: two lanes may write this source"
+            self.findings.add(Finding("state-in-wrong-lane", where, detail, source.source_id, offset, offset))
+
+    def apply(self, lane: int, offset: int, key: bytes, value: bytes | None, is_moved: bool = False) -> None:
+        """A record that cannot be decoded is a finding. ``is_moved``: its state is in another lane since."""
         where = f"{self.topic}-{lane}"
         if key[:1] == UPLOAD:
             return
         try:
+            if key == LANES:
+                if value is not None:
+                    self.counts[lane] = max(self.counts.get(lane, (0, 0)), stored_lanes(value))
+                return
             source = source_key(key)
             if source is None and value is not None:
                 raise ValueError("a fence with a value")
@@ -69,13 +105,15 @@ class SourceStates:
         except ValueError as error:
             self.findings.add(Finding("state-unreadable", where, str(error), None, offset, offset))
             return
-        owner = source.lane(self.lanes)
-        if owner != lane:
-            detail = f"a state in lane {lane}, but the key belongs to lane {owner}: two lanes may write this source"
-            self.findings.add(Finding("state-in-wrong-lane", where, detail, source.source_id, offset, offset))
+        if source.lane(self.lanes) != lane:
+            self._misplaced.pop((lane, key), None)
+            if state is not None:
+                self._misplaced[lane, key] = offset, source
             return
         if state is None:
             self.by_topic.get(source.topic, {}).pop(key, None)
+            if is_moved:
+                return
             self._dropped.add(key)
             self.forgotten.add((source.topic, source.source_id))
             return

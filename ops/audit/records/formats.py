@@ -24,6 +24,10 @@ RECEIPT: Final = b"r"
 # Of a file that is not committed yet, or was of late; its chunks have a state of their own.
 UPLOAD: Final = b"u"
 _FENCE: Final = b"fence"
+# The number of lanes: version, lanes, those before, epoch. And of the header of a tombstone whose state moved.
+LANES: Final = b"lanes"
+_LANES: Final = struct.Struct(">BIIQ")
+MOVED: Final = "moved"
 
 
 class NotAChunk(ValueError):
@@ -93,6 +97,14 @@ class StoredState(NamedTuple):
     partition: int
     recorded: int | None
     base: int | None
+
+
+def stored_lanes(raw: bytes) -> tuple[int, int]:
+    """The epoch of a number of lanes, and the number. Raises ValueError."""
+    if len(raw) != _LANES.size or raw[0] != 1:
+        raise ValueError(f"number of lanes {raw.hex()} cannot be decoded")
+    _, lanes, _before, epoch = _LANES.unpack(raw)
+    return epoch, lanes
 
 
 def source_key(raw: bytes) -> StoredSource | None:

@@ -19,9 +19,11 @@ from logferry.gateway.config import Config
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.hanging_transactions import OpenTransaction, WriteTxnMarkersRequest
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.group_commit import GroupCommit
 from logferry.gateway.lanes.transaction import Draft
+from logferry.gateway.service.lane_change import Changed, LaneChange
 from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.ops.bench.harness import gateways
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
@@ -52,6 +54,9 @@ _SOURCES: Final = 1_000_000
 _FEW_SOURCES: Final = 10_000
 _REWRITES: Final = 20_000_000
 _STATES_A_TRANSACTION: Final = 500
+_MOVED_SOURCES: Final = 300_000
+_MARKERS: Final = 2_000_000
+_MARKERS_AT_ONCE: Final = 500
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -294,6 +299,49 @@ def rewritten_states_takeover_s() -> Figure:
     """Fence and replay of all lanes by one worker, directly after 20 million states of 10,000 sources were written."""
     ours = _measured(_FEW_SOURCES, _REWRITES)
     return Figure("s", ours, {}, 1, value=round(ours["takeover_s"], 2))
+
+
+def takeover_per_million_markers_s() -> Figure:
+    """Fence and replay of all lanes by one worker, with as many markers of old transactions, for a million of them.
+
+    A marker is what a transaction leaves when its states are compacted.
+    """
+    with running_stack(1, lanes=_LANES, restart=False) as stack:
+        without_s = _taken_over_s(stack)
+        uvloop.run(_write_markers(stack.cluster().bootstrap, "logferry.gateway.dc1.state"))
+        with_s = _taken_over_s(stack)
+    ours = {"takeover_s": with_s, "without_s": without_s}
+    return Figure("s", ours, {}, 1, value=round(with_s * 1_000_000 / _MARKERS, 2))
+
+
+def lane_change_paused_s() -> Figure:
+    """For so long nothing can be recorded while 8 lanes with 300,000 sources become 32."""
+    with running_stack(1, lanes=_LANES, restart=False) as stack:
+        topic, bootstrap = make_topic(stack, "many", 16), stack.cluster().bootstrap
+        uvloop.run(_write_states(bootstrap, topic, _MOVED_SOURCES, _MOVED_SOURCES))
+        changed = uvloop.run(_change_lanes(bootstrap, 32))
+    ours = {"paused_s": changed.paused_s, "moved": float(changed.moved)}
+    return Figure("s", ours, {}, 1, value=round(changed.paused_s, 2))
+
+
+async def _change_lanes(bootstrap: str, to: int) -> Changed:
+    weak = ["replication", "min-isr"]
+    settings = {"dc": "dc1", "lanes": _LANES, "accept_weak_kafka": weak, "kafka": {"bootstrap_servers": bootstrap}}
+    async with connected(bootstrap) as kafka:
+        return await LaneChange(kafka, Config.model_validate(settings), to, print).run()
+
+
+async def _write_markers(bootstrap: str, topic: str) -> None:
+    """Ends transactions of producers that have written nothing: Kafka keeps the markers."""
+    async with connected(bootstrap) as kafka:
+
+        async def write(lane: int) -> None:
+            leader = await kafka.present_leader(topic, lane)
+            for _ in range(_MARKERS // _LANES // _MARKERS_AT_ONCE):
+                ends = [OpenTransaction((topic, lane), leader, 10**6 + n, 1, 0, 0, 0) for n in range(_MARKERS_AT_ONCE)]
+                await kafka.send(leader, WriteTxnMarkersRequest(ends, 1, committed=True))
+
+        await asyncio.gather(*map(write, range(_LANES)))
 
 
 @cache

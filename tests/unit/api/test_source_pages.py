@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.api.sources import _sort_key, first_rows
+from logferry.gateway.api.sources import SourcesApi, _sort_key, first_rows
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
+from logferry.gateway.errors import Problem
 from logferry.gateway.lanes import source_order
 
 from tests.unit.lanes.test_lane_draft import serving_lane
@@ -145,3 +150,33 @@ async def test_a_source_in_two_lanes_does_not_end_the_list() -> None:
     lanes = lanes_of([("a", None, ID), ("a", None, ID)])
     add(lanes[1], SourceIdentity("dc1.t", None, "a"), state()._replace(recorded=7))
     assert [row["recorded_seqno"] for row in await page_of(lanes, "")] == [None, 7]
+
+
+# ---- the workers of a page -------------------------------------------------------------------------------------------
+
+
+async def page_with(*others: dict[str, Any], count: LaneCount | None = None) -> list[str]:
+    """The ids in the page of a worker that has lane 0 of two, and of others."""
+    [lane, _] = lanes_of([("mine", None, ID)])
+    if count is not None:
+        lane.table.apply(COUNT_KEY, count.encode())
+    worker: Any = Mock(spec=SourcesApi)
+    worker.config.dc, worker.topics = "dc1", Mock(facts=AsyncMock(return_value=SimpleNamespace(id=ID)))
+    worker.ownership = SimpleNamespace(lanes={0: lane}, number_of_lanes=lambda: 2)
+    worker.admission = Mock(read=AsyncMock())
+    worker.forwarding = Mock(ask_others=AsyncMock(return_value=others))
+    call: Any = Mock(segments=["", "v1", "topics", "t"], query={}, request=SimpleNamespace(headers={}))
+    answer: Any = await SourcesApi.list(worker, call)
+    return [row["source_id"] for row in json.loads(answer.body)["sources"]]
+
+
+async def test_a_worker_of_an_older_version_takes_part_in_a_page() -> None:
+    assert await page_with({"sources": [], "lanes": [1]}) == ["mine"]
+
+
+async def test_a_page_is_of_one_number_of_lanes() -> None:
+    count = LaneCount(2, 1, 2)
+    assert await page_with({"sources": [], "lanes": [1], "epochs": [2]}, count=count) == ["mine"]
+    for other in ({"epochs": [1]}, {}):
+        with pytest.raises(Problem, match="has just changed"):
+            await page_with({"sources": [], "lanes": [1], **other}, count=count)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -69,3 +72,20 @@ def test_a_module_is_small_and_imports_what_there_is(path: Path) -> None:
         exported = (FILES / other).read_text(encoding="utf-8")
         for name in re.findall(r"\w+", names) if names.startswith("{") else ():
             assert re.search(rf"export (?:async )?(?:function|const|class) {name}\b", exported), (other, name)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run a module of the console")
+def test_a_lane_beyond_their_number_is_a_row_while_a_worker_holds_it() -> None:
+    """So it is for a moment after the number became smaller."""
+    lanes = [{"lane": number, "state": "serving"} for number in (0, 3)]
+    program = f"""
+        globalThis.document = {{ baseURI: "http://127.0.0.1/console/" }};
+        const {{ laneRows }} = await import({json.dumps((FILES / "view-lanes.js").as_uri())});
+        const rows = laneRows([["w", {{ lanes_total: 2, lanes: {json.dumps(lanes)} }}]]);
+        console.log(JSON.stringify(rows.map((row) => [row.lane, row.url])));
+    """
+    # Without a package beside them, node takes files of this name for modules only when it is told so.
+    command = ["node", "--experimental-default-type=module", "--input-type=module", "-e", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[0, "w"], [1, None], [3, "w"]]

@@ -101,6 +101,7 @@ FUNCTIONS: dict[Callable[..., Any], set[str]] = {
     aiokafka_internals.AIOKafkaClient.force_metadata_update: {"self"},
     GroupCoordinator.request_rejoin: {"self"},
     GroupCoordinator.close: {"self"},
+    aiokafka_internals.StickyPartitionAssignor.assign: {"cluster", "members"},
     Fetcher.close: {"self"},
 }
 
@@ -218,3 +219,20 @@ def test_the_rights_to_topics_of_kafka_itself_are_no_news(caplog: pytest.LogCapt
     )
     ClusterMetadata().update_metadata(answer)
     assert [record.getMessage() for record in caplog.records] == ["Topic dc1.a is not authorized for this client"]
+
+
+@pytest.mark.parametrize("partitions", [5, 2])
+def test_the_partitions_in_use_are_assigned_each_once_also_after_there_were_others(partitions: int) -> None:
+    """Also partitions that the topic does not have, as far as the group's leader knows; and no others of it."""
+    numbers = [3]
+    assignor = aiokafka_internals.assignor_of("t", lambda: numbers[0])
+    # By which workers of another version join the same group.
+    assert (assignor.name, assignor.version) == ("sticky", aiokafka_internals.StickyPartitionAssignor.version)
+    for count in (3, partitions):
+        numbers[0] = count
+        members = {name: assignor.metadata({"t"}) for name in ("a", "b")}
+        found = assignor.assign(ClusterMetadata(), members)
+        [mine, others] = [aiokafka_internals.assigned_partitions(found[name].encode(), "t") for name in ("a", "b")]
+        assert sorted(mine + others) == list(range(count))
+        assert abs(len(mine) - len(others)) <= 1
+        assignor.on_assignment(found["a"])

@@ -226,3 +226,35 @@ async def test_a_leader_that_was_replaced_while_it_was_frozen_is_not_believed(
         kafka = WasFrozen((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID),))
         assert await complete(kafka, 9) == {}
         assert kafka.marked == [(2000, 9, True)]
+
+
+async def test_lanes_that_are_fenced_at_the_same_time_share_a_look_that_begins_after_their_fences() -> None:
+    kafka = OnePartition((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID), (2001, 8, COMMIT, OTHER)))
+    looks, began, go_on = list[int](), asyncio.Event(), asyncio.Event()
+    send = kafka.send
+
+    async def slow(node: int, request: Any) -> Any:
+        if isinstance(request, DescribeProducersRequest):
+            looks.append(len(looks))
+            began.set()
+            await go_on.wait()
+        return await send(node, request)
+
+    kafka.send = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(complete(kafka, 11))
+    await began.wait()
+    others = [asyncio.create_task(complete(kafka, 11)) for _ in range(7)]
+    await asyncio.sleep(0)
+    assert looks == [0]
+    go_on.set()
+    assert await asyncio.gather(first, *others) == [{}] * 8
+    assert looks == [0, 1]
+
+
+async def test_a_lane_hears_of_its_own_partitions_alone() -> None:
+    kafka: Any = OnePartition((2000, 7, NOW_MS), log=((2000, 8, COMMIT, ID),))
+    elsewhere = LANE._replace(may_write=lambda topic, _: topic == "dc1.other")
+    of_lane, of_other = await asyncio.gather(
+        complete(kafka, 11), complete_hanging(kafka, elsewhere, [FencedProducer(ID, 2000, 11)])
+    )
+    assert (of_lane, of_other, len(kafka.marked)) == ({}, {}, 1)

@@ -23,6 +23,8 @@ from logferry.gateway.lanes.lane import Lane, replay
 from logferry.gateway.lanes.transaction import WriteChunks, WriteOutcome
 from logferry.gateway.topics.catalog import TopicCatalog
 
+from tests.support.lane_requests import FixedLanes
+
 TOPIC = TopicFacts("dc1.t", b"i" * 16, 2, 1 << 20)
 WEB = SourceIdentity("dc1.t", None, "web")
 NOW = 1_700_000_000_000
@@ -121,6 +123,7 @@ def make_lane(confirm: Callable[[int], Awaitable[None]], kind: type[Lane] = Lane
         config=config,
         kafka=NO_KAFKA,
         topics=topics,
+        lanes=FixedLanes(NO_KAFKA, config),
         confirm_ownership=confirm,
     )
 

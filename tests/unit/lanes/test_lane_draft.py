@@ -15,6 +15,8 @@ from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.topics.catalog import TopicCatalog
 
+from tests.support.lane_requests import FixedLanes
+
 _SILENT = 5000
 _AT_MOST = 200
 
@@ -30,6 +32,7 @@ def serving_lane() -> Lane:
         config=config,
         kafka=kafka,
         topics=TopicCatalog(kafka, config),
+        lanes=FixedLanes(kafka, config),
         confirm_ownership=AsyncMock(),
     )
     for state_name in ("fencing", "replaying", "serving"):

@@ -46,7 +46,7 @@ async def test_a_part_is_repeated_only_where_that_is_safe(
     async def news() -> None:
         return
 
-    nothing = cast(Any, SimpleNamespace(wait_for_news=news))
+    nothing = cast(Any, SimpleNamespace(wait_for_news=news, number_of_lanes=lambda: 8))
     monkeypatch.setattr(Appender, "_append_once", once)
     appender = Appender(CONFIG, nothing, nothing, nothing, nothing, nothing)
     part = Part(SourceIdentity("dc1.t", None, "s"), [], key, 1)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 from logferry.gateway.contract.chunk import Chunk, record_headers
+from logferry.gateway.contract.lane_count import LaneCount
+from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.ops.audit.digests.findings import Finding, Findings
 from logferry.ops.audit.log.agreement import RecordedState, SourceStates, TopicAgreement
@@ -194,5 +196,50 @@ def test_a_state_in_the_wrong_lane_is_a_finding():
     source = SourceIdentity(TOPIC, None, "s")
     for lane in range(8):
         states.apply(lane, 0, source.state_key(), encoded(state(1)))
+    states.finish()
     assert kinds(states.findings) == ["state-in-wrong-lane"] * 7
     assert [len(found) for found in states.by_topic.values()] == [1]
+
+
+# ---- another number of lanes -----------------------------------------------------------------------------------------
+
+
+def moved_states(lanes: int, *, with_tombstones: bool = True) -> SourceStates:
+    """As after a change from 2 to 3 lanes, read by a number of lanes."""
+    states = read_states(lanes=lanes)
+    count = LaneCount(3, 2, 2).encode()
+    sources = [SourceIdentity(TOPIC, None, f"s{number}") for number in range(30)]
+    for lane in range(3):
+        here = [source for source in sources if lane_of(source.key, 2) == lane]
+        for source in here:
+            states.apply(lane, 0, source.state_key(), encoded(state(1)))
+        states.apply(lane, 1, b"lanes", count)
+        for source in here if with_tombstones else []:
+            if lane_of(source.key, 3) != lane:
+                states.apply(lane, 2, source.state_key(), None, is_moved=True)
+        for source in sources:
+            if lane_of(source.key, 3) == lane != lane_of(source.key, 2):
+                states.apply(lane, 3, source.state_key(), encoded(state(1)))
+    return states
+
+
+def test_states_that_moved_are_where_they_belong_and_are_not_forgotten():
+    assert moved_states(lanes=4).other_number() == 3
+    states = moved_states(lanes=3)
+    assert states.other_number() is None
+    states.finish()
+    assert kinds(states.findings) == []
+    assert (len(states.by_topic[TOPIC]), states.forgotten, states.reborn) == (30, set(), {})
+
+
+def test_a_state_that_was_left_in_its_lane_before_is_a_finding():
+    states = moved_states(lanes=3, with_tombstones=False)
+    states.finish()
+    assert len(kinds(states.findings)) > 10
+    assert set(kinds(states.findings)) == {"state-in-wrong-lane"}
+
+
+def test_partitions_that_were_read_before_and_after_a_change_are_read_again():
+    states = moved_states(lanes=3)
+    states.apply(1, 9, b"lanes", LaneCount(5, 3, 3).encode())
+    assert states.other_number() == 5
