@@ -142,7 +142,7 @@ PURE = (
     *("gateway.subscriptions", "gateway.tables.reports", "gateway.delivery.batch", "gateway.delivery.progress"),
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.hbase_events"),
-    *("client.files.chunking", "client.transport.source_request"),
+    *("client.files.chunking", "client.transport.source_request", "client.transport.request_window"),
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
     "client.reading.prefetch",
