@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 from logferry.client.agent.config import Config, parse
@@ -20,9 +21,9 @@ from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
 from logferry.client.agent.watch import Watch
-from logferry.client.agent.workers import JobResult, ProbeResult, Signals, Workers
+from logferry.client.agent.workers import BodySent, JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
-from logferry.client.files.batches import BatchLayout, InFlightLog
+from logferry.client.files.batches import InFlightLog, SentBatch
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
 from logferry.client.files.tail import FileChanged
 from logferry.client.transport.cluster import Credentials, GatewayCluster
@@ -123,19 +124,23 @@ class Agent:
             self._checkpoint.changed.update(unsaved)
             self.remember(now)
         is_logged = self._log_in_flight([(source, job) for source, job in ready if not source.unsaved], now)
+        leaving: list[tuple[FileSource, PushJob]] = []
         for source, job in ready:
-            source.busy = not source.unsaved and (is_logged or job.batch is None)
-            if not source.busy:
+            if not source.unsaved and (is_logged or job.batch is None):
+                source.leave(job, now)
+                leaving.append((source, job))
+            else:
                 source.let_go()
                 self.watch.ready.put(source, now + REMEMBER_EVERY_S)
-        leaving = [(source, job) for source, job in ready if source.busy]
         self._under_way += len(leaving)
         return leaving
 
     def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]], now: float) -> bool:
         """Before they are sent: after a reboot nothing else proves it. False: it failed, and they have to wait."""
         try:
-            self._cuts.add((source.name, source.in_flight()) for source, job in leaving if job.batch is not None)
+            self._cuts.add(
+                source.batches.leaving(source.reading, job.batch) for source, job in leaving if job.batch is not None
+            )
         except OSError as error:
             self._write_failed(error, now)
             return False
@@ -156,6 +161,13 @@ class Agent:
         if self._pace is not None:
             room = min(room, 1 - self._under_way) if self._pace.is_open(now) else 0
         return room
+
+    def sent(self, source: FileSource, job: PushJob, now: float) -> None:
+        """The body of a job has left."""
+        if job.slot is not None:
+            source.window.left(job.slot)
+        if source.name in self.watch.sources:
+            self.watch.ready.put(source, now)
 
     def finish(self, source: FileSource, job: PushJob, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
@@ -178,8 +190,8 @@ class Agent:
             self._moved = True
             self._checkpoint.changed.add(source.name)
         if do is NextStep.ADVANCE:
-            self.chunks += len(job.batch.pieces) if job.batch else 0
-            self.bytes += len(job.batch.data) if job.batch else 0
+            self.chunks += sum(len(batch.pieces) for batch in source.settled)
+            self.bytes += sum(len(batch.data) for batch in source.settled)
             if self._away_since is not None:
                 log_event("gateway-back", after_s=round(now - self._away_since, 1))
             self._away_since, self.last_progress = None, now
@@ -188,13 +200,13 @@ class Agent:
                 self._away_since = now
                 log_event("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
             # Few sources may keep the bytes that they wait to send again; the others read theirs again.
-            self._resting = {one: None for one in (*self._resting, source) if one.batch and not one.busy}
-            if sum(len(one.batch.data) for one in self._resting if one.batch) > 2 * self._config.request_bytes:
+            self._resting = {one: None for one in (*self._resting, source) if one.window.slots and not one.busy}
+            if sum(one.batches.held_bytes for one in self._resting) > 2 * self._config.request_bytes:
                 source.let_go()
 
     def held_bytes(self) -> int:
         """Bytes of files in memory: of requests under way, one a thread, and of sources that wait for a retry."""
-        return sum(len(source.batch.data) for source in self.watch.sources.values() if source.batch)
+        return sum(source.batches.held_bytes for source in self.watch.sources.values())
 
     def remember(self, now: float) -> bool:
         """Writes the checkpoint. False when that failed: it is logged, and not tried again for a while."""
@@ -214,12 +226,15 @@ class Agent:
             return False
         self._moved, self._save_failed = False, None
         if is_whole or self._cuts.is_full:
-            cuts: dict[str, BatchLayout | None] = {
-                name: cut for name, cut in self._checkpoint.cuts.items() if name in self._checkpoint.entries
-            }  # of files that were not opened yet
-            cuts.update((source.name, source.in_flight()) for source in self.watch.sources.values())
+            of_unopened = [
+                SentBatch(name, cut, cuts[0].start)
+                for name, cuts in self._checkpoint.cuts.items()
+                for cut in cuts
+                if name in self._checkpoint.entries and name not in self.watch.sources
+            ]
+            of_sources = (sent for one in self.watch.sources.values() for sent in one.batches.in_flight(one.reading))
             with suppress(OSError):
-                self._cuts.begin(cuts.items())
+                self._cuts.begin(chain(of_unopened, of_sources))
         for source in changed_sources:
             source.unsaved = False
         return True
@@ -284,9 +299,11 @@ def run(
     return exit_status
 
 
-def _apply(agent: Agent, result: JobResult | ProbeResult) -> None:
+def _apply(agent: Agent, result: JobResult | BodySent | ProbeResult) -> None:
     if isinstance(result, ProbeResult):
         agent.centres.record(*result, time.monotonic())
+    elif isinstance(result, BodySent):
+        agent.sent(*result, time.monotonic())
     else:
         agent.finish(*result, time.monotonic())
 

@@ -352,8 +352,8 @@ class Watch:
         self._resume_after_in_flight(source)
 
     def _resume_after_in_flight(self, source: FileSource) -> None:
-        if (cut := self._checkpoint.cuts.get(source.name)) is not None:
-            source.resume_after(cut)
+        layouts = self._checkpoint.cuts.get(source.name, [])
+        source.batches.resume(source.reading, layouts, source.after_reboot)
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
         """A new source. ``begin``: what lies before it was sent by another one."""
