@@ -163,7 +163,7 @@ class FileSource:
         """Applies the outcome of ``job``. Raises `FileChanged` when the file has nothing where the gateway is."""
         answer = outcome.answer
         do = next_step(answer)
-        self.settled = [] if job.slot is None else self.window.take(job.slot, outcome, now)
+        self.settled = [] if job.slot is None else [s.batch for s in self.window.take(job.slot, outcome, now)]
         for batch in self.settled:
             self.reading.advance(batch.data)
             log_event("sent", source=self.name, position=batch.end, chunks=len(batch.pieces))
@@ -261,8 +261,8 @@ class FileSource:
                 self.entry.position, self.entry.mark = self.entry.since, fingerprint(b"")
         ends = [(layout.end, layout.after) for layout in self.batches.reader.kept]  # of the process before
         told = self.window.recorded  # by this data centre
-        for batch in self.window.advance(position):
-            self.reading.advance(batch.data)
+        for slot in self.window.advance(position):
+            self.reading.advance(slot.batch.data)
         self.window.recorded = told
         if not self.window.slots or self.window.slots[0].batch.start != position:
             self.window.clear()

@@ -132,8 +132,8 @@ class RequestWindow(Generic[B]):
         for slot in self.slots:
             slot.refused = slot.overtook = None
 
-    def take(self, slot: Slot[B], outcome: Outcome, now: float) -> list[B]:
-        """The outcome of a request that left. Returns the batches that are acknowledged now, in order."""
+    def take(self, slot: Slot[B], outcome: Outcome, now: float) -> list[Slot[B]]:
+        """The outcome of a request that left. Returns what is acknowledged now, in order."""
         answer, do = outcome.answer, next_step(outcome.answer)
         self.under_way -= 1
         self._dropped -= slot.is_dropped
@@ -167,12 +167,12 @@ class RequestWindow(Generic[B]):
         self.asks_for_owner = self.asks_for_owner or do is NextStep.ASK
         self.pause(now, RETRY_S, answer.retry_after_s, at_once=do is NextStep.ASK)
 
-    def advance(self, recorded: int) -> list[B]:
+    def advance(self, recorded: int) -> list[Slot[B]]:
         """Everything up to ``recorded`` is: takes those batches out and returns them."""
         self.recorded = recorded if self.recorded is None else max(recorded, self.recorded)
         found = []
         while self.slots and self.slots[0].batch.last <= recorded:
-            found.append(self.slots.popleft().batch)
+            found.append(self.slots.popleft())
         return found
 
     @property

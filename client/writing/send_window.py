@@ -13,7 +13,7 @@ A session may be superseded by itself: if the answer to an opening was lost, tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
@@ -35,11 +35,27 @@ class Limits(NamedTuple):
     in_flight: int = 4
 
 
+class Receipt(NamedTuple):
+    """A chunk is recorded. ``topic``: in full; ``offset``: of its record in the partition.
+
+    What no answer named is None: where a chunk was recorded before, or where its answer was lost.
+    """
+
+    seqno: int
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+Heard = Callable[[Receipt], None]
+
+
 class PackedChunk(NamedTuple):
-    """A chunk as it is sent."""
+    """A chunk as it is sent. ``heard``: to be called with its receipt."""
 
     seqno: int
     wire: bytes
+    heard: Heard | None = None
 
     @property
     def size(self) -> int:
@@ -99,6 +115,7 @@ class SendWindow:
         self._opened_at = 0.0
         self._is_again = False
         self._trouble = "no gateway has answered yet"
+        self._owed: set[Slot[SendBatch]] = set()  # recorded, and their own answer is still to come
 
     @property
     def session(self) -> int | None:
@@ -116,8 +133,18 @@ class SendWindow:
         needed = size_bytes + CHUNK_OVERHEAD_BYTES
         return self.buffered_bytes == 0 or self.buffered_bytes + needed <= self.limits.buffer_bytes
 
-    def put(self, data: bytes, seqno: int | None, created_ms: int, attributes: Mapping[str, str]) -> int:
-        """Takes a chunk, once the session is open; returns its seqno. Raises ValueError."""
+    def put(
+        self,
+        data: bytes,
+        seqno: int | None,
+        created_ms: int,
+        attributes: Mapping[str, str],
+        heard: Heard | None = None,
+    ) -> int:
+        """Takes a chunk, once the session is open; returns its seqno. Raises ValueError.
+
+        ``heard`` is called with its receipt, within `take`.
+        """
         prev = self._last
         if seqno is None:
             seqno = max(-1 if prev is None else prev, 0 if self.recorded is None else self.recorded) + 1
@@ -128,7 +155,7 @@ class SendWindow:
         if self.recorded is not None and seqno > self.recorded > (-1 if prev is None else prev):
             prev = self.recorded  # what was written before it is a duplicate
         check_attributes(dict(attributes))
-        packed = PackedChunk(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)))
+        packed = PackedChunk(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)), heard)
         self._last = seqno
         self._pending.append(packed)
         self._pending_bytes += packed.size
@@ -201,7 +228,11 @@ class SendWindow:
         if job.slot is None:
             self._take_opening(answer, do, outcome, now)
             return
-        self._settle(self._window.take(job.slot, outcome, now))
+        settled = self._window.take(job.slot, outcome, now)
+        if job.slot in self._owed:
+            self._owed.remove(job.slot)
+            _tell(job.slot.batch, answer if do is NextStep.ADVANCE else None)
+        self._settle(settled, job.slot, answer)
         if self._window.refused is not None and self.failure is None:
             self._take_refusal(self._window.refused, now)
 
@@ -238,12 +269,24 @@ class SendWindow:
         else:
             self._fail(answer)
 
-    def _settle(self, batches: list[SendBatch]) -> None:
-        for batch in batches:
-            self.buffered_bytes -= batch.size
-            self.settled_count += len(batch.chunks)
+    def _settle(
+        self, slots: list[Slot[SendBatch]], own: Slot[SendBatch] | None = None, answer: GatewayAnswer | None = None
+    ) -> None:
+        """``answer``: to the request of ``own``. Another one whose request is under way gets its own, perhaps."""
+        for slot in slots:
+            self.buffered_bytes -= slot.batch.size
+            self.settled_count += len(slot.batch.chunks)
+            if slot is not own and slot.is_sent:
+                self._owed.add(slot)
+            else:
+                _tell(slot.batch, answer if slot is own else None)
 
     # ---- the end ---------------------------------------------------------------------------------------------
+
+    def release_owed(self) -> None:
+        """No more answers are waited for: the receipts of what is recorded say no more than that."""
+        while self._owed:
+            _tell(self._owed.pop().batch, None)
 
     def break_off(self, why: str) -> None:
         """Ends the session for a reason that no gateway gave."""
@@ -284,3 +327,25 @@ class SendWindow:
         maybe = self.unknown_to()
         text = "nothing is recorded" if self.recorded is None else f"everything up to seqno {self.recorded} is recorded"
         return text if maybe is None else f"{text}; up to {maybe} the outcome is unknown"
+
+
+def _tell(batch: SendBatch, answer: GatewayAnswer | None) -> None:
+    """The receipts of a batch that is recorded. ``answer``: that of its request, if it came."""
+    for number, chunk in enumerate(batch.chunks):
+        if chunk.heard is not None:
+            chunk.heard(_receipt(batch, number, answer))
+
+
+def _receipt(batch: SendBatch, number: int, answer: GatewayAnswer | None) -> Receipt:
+    seqno = batch.chunks[number].seqno
+    if answer is None or answer.partition is None:
+        return Receipt(seqno)
+    offset, written = None, len(batch.chunks) - answer.duplicates
+    nth = number - answer.duplicates
+    if answer.offsets is not None and nth >= 0:
+        first, last = answer.offsets
+        if nth == 0 or last - first + 1 == written:
+            offset = first + nth
+        elif nth == written - 1:
+            offset = last
+    return Receipt(seqno, answer.topic, answer.partition, offset)
