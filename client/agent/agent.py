@@ -366,9 +366,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
             return 2
         clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
-        dialer = Dialer(config.ca_file, config.pins, config.proxies)
+        dialer = Dialer(config.tls.ca_file, config.pins, config.proxies, config.tls.cert_file, config.tls.key_file)
         token_files = [centre.token_file for centre in config.data_centres]
-        credentials = Credentials(clusters, token_files, dialer, config.ca_file)
+        credentials = Credentials(clusters, token_files, dialer)
         workers = Workers(config.threads, clusters, config.gzip, dialer)
         open_ones.callback(workers.close, END_GRACE_S)
         signals = open_ones.enter_context(Signals(workers.wake))

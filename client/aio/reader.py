@@ -16,7 +16,7 @@ from logferry.client.reading.reader_core import Ask, HoldSession, StartWorkers, 
 from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
 from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions
 from logferry.client.transport.cluster import deadline_of
-from logferry.client.transport.connections import NoResponse
+from logferry.client.transport.connections import NoResponse, TlsFiles
 from yarl import URL
 
 _T = TypeVar("_T")
@@ -28,8 +28,8 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
     ``on_revoked`` is awaited. A `read` that is cancelled has delivered nothing.
     """
 
-    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
-        self._ca_file = ca_file
+    def _prepare(self, options: ReaderOptions, files: TlsFiles) -> Callable[[], None]:
+        self._files = files
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = requests.Change()
@@ -47,7 +47,7 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
         await self.close()
 
     async def open(self, timeout_s: float | None = None) -> None:
-        """As `Reader.open`. Raises OSError if ``ca_file`` cannot be used."""
+        """As `Reader.open`. Raises OSError if a file cannot be used."""
         await self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __aiter__(self) -> AsyncIterator[ReceivedChunk]:
@@ -151,7 +151,7 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
     def _session(self) -> aiohttp.ClientSession:
         if self._core.is_closed:
             raise Closed("the reader is closed: open another one")
-        self._http = self._http or requests.session(self._ca_file)
+        self._http = self._http or requests.session(self._files)
         return self._http
 
     async def _hold(self, topics: list[str]) -> None:

@@ -13,6 +13,7 @@ import aiohttp
 from logferry.client.aio import requests
 from logferry.client.errors import LogferryError
 from logferry.client.transport.cluster import deadline_of
+from logferry.client.transport.connections import TlsFiles
 from logferry.client.writing.send_window import Receipt, SendJob
 from logferry.client.writing.writer import LEFT_BY_ERROR_S, WriterFace
 from logferry.client.writing.writer_core import ChunkOptions, Promise, Waits, chunk_bytes
@@ -26,8 +27,8 @@ class AsyncWriter(WriterFace):
     A call that is cancelled has done nothing, or all of it: a chunk that `write` took is sent.
     """
 
-    def _prepare(self, ca_file: str | None) -> None:
-        self._ca_file = ca_file
+    def _prepare(self, files: TlsFiles) -> None:
+        self._files = files
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._work = requests.Change()
@@ -55,7 +56,7 @@ class AsyncWriter(WriterFace):
                 await self.close(LEFT_BY_ERROR_S)
 
     async def open(self, timeout_s: float | None = None) -> None:
-        """As `Writer.open`. Raises OSError if ``ca_file`` cannot be used."""
+        """As `Writer.open`. Raises OSError if a file cannot be used."""
         self._start()
         await self._wait(self._core.opening(deadline_of(timeout_s)))
 
@@ -146,7 +147,7 @@ class AsyncWriter(WriterFace):
         self._core.process.check()
         self._core.check()
         if not self._tasks:
-            self._http = requests.session(self._ca_file)
+            self._http = requests.session(self._files)
             in_flight = self._core.window.limits.in_flight
             self._tasks = [asyncio.create_task(self._carry(self._http)) for _ in range(in_flight)]
 

@@ -38,7 +38,7 @@ class RetryLater(Exception):
 
 
 class ReaderRequest:
-    """One attempt at the present gateway: a GET, or a POST of ``body``.
+    """One attempt at the present gateway: a GET, or a POST of ``body``. Raises `RetryLater` if there is no token.
 
     A page and a stream are asked for in the format of `best_decoder`, all else is JSON.
     """
@@ -55,7 +55,10 @@ class ReaderRequest:
         self.base = options.cluster.current_url()
         self.url = self.base + path
         self.method, self.body = "GET" if body is None else "POST", body
-        self.headers = {"User-Agent": USER_AGENT, **options.cluster.authorization(self.base)}
+        try:
+            self.headers = {"User-Agent": USER_AGENT, **options.cluster.authorization(self.base)}
+        except NoResponse as error:
+            raise RetryLater(str(error)) from error
         self.headers["Accept-Encoding"] = "gzip" if is_page and options.gzip else "identity"
         if is_page or is_stream:
             self.headers["Accept"] = best_decoder().media_type

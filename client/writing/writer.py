@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from logferry.client.errors import LogferryError
 from logferry.client.events import log_event
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, cluster_of, deadline_of
-from logferry.client.transport.connections import Connections, Dialer, proxies_of
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, Token, cluster_of, deadline_of
+from logferry.client.transport.connections import Connections, Dialer, TlsFiles, proxies_of
 from logferry.client.transport.source_request import SourceAddress
 from logferry.client.writing.send_window import Limits, Receipt, SendJob
 from logferry.client.writing.writer_core import ChunkOptions, Promise, Waits, WriterCore, chunk_bytes
@@ -44,10 +44,12 @@ class WriterFace(ABC):
         source_id: str,
         *,
         partition_key: str | None = None,
-        token: str | None = None,
+        token: Token = None,
         attributes: Mapping[str, str] | None = None,
         gzip: bool = False,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 16 << 20,
         in_flight: int = 4,
@@ -58,10 +60,10 @@ class WriterFace(ABC):
         names = check_topic(topic), check_source_id(source_id, "source_id"), key
         address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
         self._core = WriterCore(address, check_attributes(dict(attributes or {})), gzip, limits)
-        self._prepare(ca_file)
+        self._prepare(TlsFiles(ca_file, cert_file, key_file))
 
     @abstractmethod
-    def _prepare(self, ca_file: str | None) -> None:
+    def _prepare(self, files: TlsFiles) -> None:
         """The face's own parts."""
 
 
@@ -92,15 +94,17 @@ class Writer(WriterFace):
 
     ``urls``: workers of one data centre, the preferred one first. ``topic``: without the data centre. ``source_id``: 1
     to 512 bytes of UTF-8. ``partition_key``: sources that share it share a partition; it is part of the source's
-    identity. ``token``: one that may write the topic. ``attributes``: of every chunk. ``gzip``: compress requests, for
-    slow links. ``ca_file``: a PEM file with the authority of the gateways' certificates; None: the system's.
-    ``batch_bytes``: of one request, unless a single chunk is larger. ``buffer_bytes``: of all chunks that are not
-    recorded yet. ``in_flight``: concurrent requests.
+    identity. ``token``: one that may write the topic, or a function that returns it, asked before each request: it
+    should keep the token, and not wait for the network. ``attributes``: of every chunk. ``gzip``: compress requests,
+    for slow links. ``ca_file``: a PEM file with the authority of the gateways' certificates; None: the system's.
+    ``cert_file``, ``key_file``: PEM files with the certificate that the writer shows, and its key. ``batch_bytes``: of
+    one request, unless a single chunk is larger. ``buffer_bytes``: of all chunks that are not recorded yet.
+    ``in_flight``: concurrent requests.
     """
 
-    def _prepare(self, ca_file: str | None) -> None:
-        """Raises OSError if ``ca_file`` cannot be used."""
-        self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
+    def _prepare(self, files: TlsFiles) -> None:
+        """Raises OSError if a file cannot be used."""
+        self._dialer = Dialer(files.ca_file, (), proxies_of(os.environ), files.cert_file, files.key_file)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
