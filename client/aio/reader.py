@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader import ReaderFace
 from logferry.client.reading.reader_core import Ask, HoldSession, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
-from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Partition, Position, ReaderOptions
 from logferry.client.transport.cluster import deadline_of
 from logferry.client.transport.connections import NoResponse, TlsFiles
 from yarl import URL
@@ -88,6 +88,22 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
         """As `Reader.translate`."""
         deadline = deadline_of(timeout_s)
         return await self._run(self._core.translate((topic, partition), offset, from_dc, to_dc, deadline))
+
+    async def lag(self, timeout_s: float | None = None) -> dict[Partition, int | None]:
+        """As `Reader.lag`."""
+        return await self._run(self._core.lags(deadline_of(timeout_s)))
+
+    async def seek(self, to: str | Position, timeout_s: float | None = None) -> None:
+        """As `Reader.seek`."""
+        await self._run(self._core.seeking(to, deadline_of(timeout_s)))
+
+    async def pause(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """As `Reader.pause`."""
+        await self._run(self._core.pausing(partitions, True, deadline_of(timeout_s)))
+
+    async def resume(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """As `Reader.resume`."""
+        await self._run(self._core.pausing(partitions, False, deadline_of(timeout_s)))
 
     @property
     def is_over(self) -> bool:

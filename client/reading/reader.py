@@ -21,7 +21,7 @@ from logferry.client.errors import LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, error_of, page_of
-from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Partition, Position, ReaderOptions, topics_of
 from logferry.client.transport.cluster import Token, cluster_of, deadline_of
 from logferry.client.transport.connections import Dialer, Reply, TlsFiles, cut, proxies_of
 
@@ -175,6 +175,33 @@ class Reader(ReaderFace[None]):
         `Unknown` after ``timeout_s``.
         """
         return self._run(self._core.translate((topic, partition), offset, from_dc, to_dc, deadline_of(timeout_s)))
+
+    def lag(self, timeout_s: float | None = None) -> dict[Partition, int | None]:
+        """For each partition in `position`, how many offsets lie between it and the end; None: it has no leader.
+
+        Asks the gateway. Transactions leave offsets without chunks, so it may count a few too many. Raises `Rejected`,
+        and `Unknown` after ``timeout_s``.
+        """
+        return self._run(self._core.lags(deadline_of(timeout_s)))
+
+    def seek(self, to: str | Position, timeout_s: float | None = None) -> None:
+        """Reads each partition that the position names from there on, forwards or backwards; the others stay.
+
+        Between two chunks, or lines: a loop over `lines` continues with those of the new position. Opens if need be.
+        Raises ValueError for a reader with a consumer, and for a partition that is not read.
+        """
+        self._run(self._core.seeking(to, deadline_of(timeout_s)))
+
+    def pause(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """Nothing of the partitions (None: of all) is delivered before `resume`. What was fetched ahead is dropped.
+
+        Opens if need be. Raises as `seek` does.
+        """
+        self._run(self._core.pausing(partitions, True, deadline_of(timeout_s)))
+
+    def resume(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """Ends the pause of the partitions; None: of all. Calling it again is safe."""
+        self._run(self._core.pausing(partitions, False, deadline_of(timeout_s)))
 
     @property
     def is_over(self) -> bool:

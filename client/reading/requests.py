@@ -203,6 +203,18 @@ def start_positions(wanted: ReaderOptions) -> Generator[str, Reply, list[tuple[P
     return found
 
 
+def lags_of(wanted: ReaderOptions, position: Position) -> Generator[str, Reply, dict[Partition, int | None]]:
+    """How many offsets lie between the position and the end of each partition; None: it has no leader."""
+    found: dict[Partition, int | None] = {}
+    for topic in sorted({topic for topic, _ in position}):
+        for one in document_of((yield wanted.topic_path(topic)))["offsets"]:
+            at = position.get((topic, int(one["partition"])))
+            if at is not None:
+                end = None if one["next"] is None else int(one["next"])
+                found[topic, int(one["partition"])] = None if end is None else max(end - at.offset, 0)
+    return found
+
+
 def _start(wanted: ReaderOptions, partition: Partition, offsets: dict[str, Any]) -> Generator[str, Reply, ReadOffset]:
     if isinstance(wanted.start, Position):
         return wanted.start.get(partition, ReadOffset(int(offsets["first"])))

@@ -145,7 +145,7 @@ PURE = (
     *("client.files.chunking", "client.transport.source_request", "client.transport.request_window"),
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
-    "client.reading.prefetch",
+    *("client.reading.prefetch", "client.reading.duplicates"),
     *("client.hbase.messages", "client.hbase.cells", "client.hbase.frames", "client.hbase.changes"),
     "client.hbase.definition",
     *("client.hbase.wal.entries", "client.hbase.wal.region_order", "client.hbase.wal.file_names"),
