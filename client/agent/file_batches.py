@@ -9,7 +9,7 @@ from logferry.client.files.batches import BatchLayout, BatchReader, SentBatch
 from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
 from logferry.client.files.identity import attribute, digest, fingerprint, grown, printable
-from logferry.client.files.tail import ByteSource, FileTail, Place
+from logferry.client.files.tail import ByteSource, FileTail, ReadPlace
 from logferry.client.transport.request_window import RequestWindow, Slot
 
 
@@ -34,12 +34,12 @@ class FileBatches:
         """The bytes of all in the window."""
         return b"".join(slot.batch.data for slot in self.window.slots)
 
-    def place(self, reading: ByteSource) -> Place:
+    def place(self, reading: ByteSource) -> ReadPlace:
         """Behind the last one in the window."""
         position, mark = reading.place
         for slot in self.window.slots:
             position, mark = slot.batch.end, grown(mark, slot.batch.data)
-        return Place(position, mark)
+        return ReadPlace(position, mark)
 
     def next_slot(
         self, reading: ByteSource, now: float, created_ms: int, idle_s: float, covered: Callable[[], None]

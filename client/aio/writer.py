@@ -14,7 +14,7 @@ from logferry.client.aio import requests
 from logferry.client.errors import LogferryError
 from logferry.client.transport.cluster import deadline_of
 from logferry.client.transport.connections import TlsFiles
-from logferry.client.writing.send_window import Receipt, SendJob
+from logferry.client.writing.send_window import ChunkReceipt, SendJob
 from logferry.client.writing.writer import LEFT_BY_ERROR_S, WriterFace
 from logferry.client.writing.writer_core import ChunkOptions, Promise, Waits, chunk_bytes
 
@@ -86,7 +86,7 @@ class AsyncWriter(WriterFace):
         created_ms: int | None = None,
         attributes: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> asyncio.Future[Receipt]:
+    ) -> asyncio.Future[ChunkReceipt]:
         """As `Writer.submit`: returns when the chunk was taken, with the future of its receipt."""
         promise = asyncio.get_running_loop().create_future()
         await self._put(data, ChunkOptions(seqno, created_ms, attributes), timeout_s, promise)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from logferry.client.events import log_event
 from logferry.client.files.chunking import FileBatch, Limits, Piece, cut, holes, is_inside, line_so_far
 from logferry.client.files.identity import digest, grown
-from logferry.client.files.tail import ByteSource, Place
+from logferry.client.files.tail import ByteSource, ReadPlace
 
 FILE = "cuts.jsonl"
 RESERVED_BYTES = 1 << 20  # what it has room for, behind its first lines
@@ -197,7 +197,7 @@ class BatchReader:
         return [wait_s for wait_s in waits_s if not source.is_last(now, wait_s)]
 
     def next(
-        self, source: ByteSource, now: float, created_ms: int, idle_s: float, place: Place, ahead: int = 0
+        self, source: ByteSource, now: float, created_ms: int, idle_s: float, place: ReadPlace, ahead: int = 0
     ) -> FileBatch | None:
         """The batch at ``place``; None: there is no whole chunk yet. ``ahead``: so many are under way before it."""
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
@@ -221,7 +221,7 @@ class BatchReader:
         return FileBatch(place.position, sent, tuple(pieces), created_ms, self._attributes)
 
     def _cut(
-        self, source: ByteSource, place: Place, limit: int, is_last: bool, settled: bool
+        self, source: ByteSource, place: ReadPlace, limit: int, is_last: bool, settled: bool
     ) -> tuple[bytes, list[Piece]]:
         """At most ``limit`` bytes from the place on, and how they are cut."""
         limits, data = self.limits, source.read(limit, place)
@@ -232,7 +232,7 @@ class BatchReader:
         so_far = line_so_far(source.before(limits.line_bytes, place), limits) if inside and limits.cut_lines else 0
         return data, cut(data, inside, limits, flush, so_far)
 
-    def _cut_alike(self, source: ByteSource, place: Place) -> FileBatch | None:
+    def _cut_alike(self, source: ByteSource, place: ReadPlace) -> FileBatch | None:
         """None when what is kept belongs to another position; then it is of no use any more."""
         if not self.kept:
             return None

@@ -1,7 +1,7 @@
 """Reading one incarnation of a file, through a descriptor that stays open after renames and removal.
 
 Invariants
-* ``position`` is the end of the acknowledged bytes. Reading begins there, or at a `Place` behind what was read already
+* ``position`` is the end of the acknowledged bytes. Reading begins there, or at a `ReadPlace` behind what was read already
   and is not acknowledged yet.
 * ``mark`` holds the bytes just before ``position``; ``head`` covers the first `HEAD_BYTES` of everything that was ever
   handed out for sending (see `cover`). Every read verifies both: so a file that was truncated and rewritten
@@ -28,7 +28,7 @@ class FileChanged(Exception):
     """The file holds something else now; the text says how that was noticed."""
 
 
-class Place(NamedTuple):
+class ReadPlace(NamedTuple):
     """Where to read. ``mark``: the bytes before it."""
 
     position: int
@@ -46,13 +46,13 @@ class ByteSource(Protocol):
         """How far there are bytes now."""
 
     @property
-    def place(self) -> Place:
-        return Place(self.position, self.mark)
+    def place(self) -> ReadPlace:
+        return ReadPlace(self.position, self.mark)
 
-    def read(self, limit: int, place: Place | None = None) -> bytes:
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
         """At most ``limit`` bytes from ``place`` on; None: from ``position`` on."""
 
-    def before(self, limit: int, place: Place | None = None) -> bytes:
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
         """At most ``limit`` bytes before ``place``; fewer if no more are available."""
 
     def advance(self, data: bytes | memoryview) -> None:
@@ -180,7 +180,7 @@ class FileTail(ByteSource):
         places = [self.position - far for far in MARKS_BACK if self.position - far >= HEAD_BYTES]
         return tuple((at, fingerprint(self.pread(MARK_BYTES, at - MARK_BYTES)).digest) for at in places)
 
-    def read(self, limit: int, place: Place | None = None) -> bytes:
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
         """Raises `FileChanged` if the bytes before ``place`` are not those that were read there.
 
         Both head and mark are verified: lines of equal length and end make a mark that matches by chance.
@@ -195,7 +195,7 @@ class FileTail(ByteSource):
             raise FileChanged(f"its first {self.head.length} bytes are not what they were")
         return data
 
-    def before(self, limit: int, place: Place | None = None) -> bytes:
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
         position, _ = place or self.place
         begin = max(position - limit, 0)
         return os.pread(self._fd, position - begin, begin)
@@ -247,11 +247,11 @@ class BufferedRemainder(ByteSource):
     def end(self) -> int:
         return self._start + len(self._data)
 
-    def read(self, limit: int, place: Place | None = None) -> bytes:
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
         begin = (place or self.place).position - self._start
         return self._data[begin : begin + limit]
 
-    def before(self, limit: int, place: Place | None = None) -> bytes:
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
         return (place or self.place).mark[-limit:]
 
     def go_to(self, position: int) -> None:

@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     in_flight: int = 4
 
 
-class Receipt(NamedTuple):
+class ChunkReceipt(NamedTuple):
     """A chunk is recorded. ``topic``: in full; ``offset``: of its record in the partition.
 
     What no answer named is None: where a chunk was recorded before, or where its answer was lost.
@@ -47,7 +47,7 @@ class Receipt(NamedTuple):
     offset: int | None = None
 
 
-Heard = Callable[[Receipt], None]
+Heard = Callable[[ChunkReceipt], None]
 
 
 class PackedChunk(NamedTuple):
@@ -336,10 +336,10 @@ def _tell(batch: SendBatch, answer: GatewayAnswer | None) -> None:
             chunk.heard(_receipt(batch, number, answer))
 
 
-def _receipt(batch: SendBatch, number: int, answer: GatewayAnswer | None) -> Receipt:
+def _receipt(batch: SendBatch, number: int, answer: GatewayAnswer | None) -> ChunkReceipt:
     seqno = batch.chunks[number].seqno
     if answer is None or answer.partition is None:
-        return Receipt(seqno)
+        return ChunkReceipt(seqno)
     offset, written = None, len(batch.chunks) - answer.duplicates
     nth = number - answer.duplicates
     if answer.offsets is not None and nth >= 0:
@@ -348,4 +348,4 @@ def _receipt(batch: SendBatch, number: int, answer: GatewayAnswer | None) -> Rec
             offset = first + nth
         elif nth == written - 1:
             offset = last
-    return Receipt(seqno, answer.topic, answer.partition, offset)
+    return ChunkReceipt(seqno, answer.topic, answer.partition, offset)

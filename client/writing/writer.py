@@ -23,7 +23,7 @@ from logferry.client.events import log_event
 from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, Token, cluster_of, deadline_of
 from logferry.client.transport.connections import Connections, Dialer, TlsFiles, proxies_of
 from logferry.client.transport.source_request import SourceAddress
-from logferry.client.writing.send_window import Limits, Receipt, SendJob
+from logferry.client.writing.send_window import ChunkReceipt, Limits, SendJob
 from logferry.client.writing.writer_core import ChunkOptions, Promise, Waits, WriterCore, chunk_bytes
 from logferry.gateway.contract.names import check_attributes, check_source_id, check_topic
 
@@ -173,14 +173,14 @@ class Writer(WriterFace):
         created_ms: int | None = None,
         attributes: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
-    ) -> Future[Receipt]:
-        """As `write`, but returns a future of the chunk's `Receipt`: its seqno, and where it is recorded.
+    ) -> Future[ChunkReceipt]:
+        """As `write`, but returns a future of the chunk's `ChunkReceipt`: its seqno, and where it is recorded.
 
         The future raises the error that ended the writer before the chunk was recorded. It cannot be cancelled.
         """
         from concurrent.futures import Future  # takes memory, and few programs use it
 
-        promise: Future[Receipt] = Future()
+        promise: Future[ChunkReceipt] = Future()
         promise.set_running_or_notify_cancel()
         self._put(data, ChunkOptions(seqno, created_ms, attributes), timeout_s, promise)
         return promise

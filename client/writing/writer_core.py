@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from logferry.client.errors import Closed, Full, LogferryError, OwnProcess, Unknown
 from logferry.client.transport.cluster import TroubleLog, left_s
 from logferry.client.transport.source_request import NextStep, Outcome, SourceAddress, SourceRequest, next_step
-from logferry.client.writing.send_window import Limits, Receipt, SendJob, SendWindow
+from logferry.client.writing.send_window import ChunkReceipt, Limits, SendJob, SendWindow
 
 Waits = Iterator["float | None"]
 Promise = Any  # a future, of threads or of asyncio
@@ -38,7 +38,7 @@ class WriterCore:
         self.is_closed = False
         self._trouble = TroubleLog(f"writer of {address.source_id}")
         self._promises: dict[Promise, int] = {}  # of chunks that are not recorded yet
-        self._kept: list[tuple[Promise, Receipt | LogferryError]] = []
+        self._kept: list[tuple[Promise, ChunkReceipt | LogferryError]] = []
 
     def check(self) -> None:
         """Raises `Closed`, or the error that ended the writer."""
@@ -82,11 +82,11 @@ class WriterCore:
             self._promises[promise] = seqno
         return seqno
 
-    def _heard(self, promise: Promise, receipt: Receipt) -> None:
+    def _heard(self, promise: Promise, receipt: ChunkReceipt) -> None:
         self._promises.pop(promise, None)
         self._kept.append((promise, receipt))
 
-    def kept_promises(self) -> list[tuple[Promise, Receipt | LogferryError]]:
+    def kept_promises(self) -> list[tuple[Promise, ChunkReceipt | LogferryError]]:
         """What is to be set, by the face: outside of its lock, since a callback may use the writer."""
         error: LogferryError | None = self.window.error()
         if error is None and self.is_closed:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from logferry.client import AsyncWriter, Receipt, Rejected, Unknown, Writer
+from logferry.client import AsyncWriter, ChunkReceipt, Rejected, Unknown, Writer
 from logferry.client.writing.send_window import SendJob
 
 from tests.support.fake_gateway import FakeGateway, Served
@@ -16,7 +16,7 @@ from tests.support.sender import Sender, opened
 PATIENCE_S = 60
 
 
-def put(sender: Sender, count: int, heard: list[Receipt]) -> None:
+def put(sender: Sender, count: int, heard: list[ChunkReceipt]) -> None:
     for _ in range(count):
         sender.window.put(b"x", None, 0, {}, heard.append)
 
@@ -29,7 +29,7 @@ def begun(sender: Sender, count: int) -> Iterator[SendJob]:
 
 
 def test_each_receipt_has_the_offset_whatever_the_order_of_the_answers() -> None:
-    sender, heard = opened(), list[Receipt]()
+    sender, heard = opened(), list[ChunkReceipt]()
     put(sender, 1, heard)
     sender.turn()
     put(sender, 3, heard)
@@ -37,11 +37,11 @@ def test_each_receipt_has_the_offset_whatever_the_order_of_the_answers() -> None
     outcomes = [sender.arrive(job) for job in jobs]
     for job, outcome in reversed(list(zip(jobs, outcomes, strict=True))):
         sender.window.take(job, outcome, sender.now)
-    assert sorted(heard) == [Receipt(seqno, "dc1.t", 0, seqno - 1) for seqno in (1, 2, 3, 4)]
+    assert sorted(heard) == [ChunkReceipt(seqno, "dc1.t", 0, seqno - 1) for seqno in (1, 2, 3, 4)]
 
 
 def test_a_chunk_that_was_recorded_before_has_no_offset() -> None:
-    sender, heard = opened(), list[Receipt]()
+    sender, heard = opened(), list[ChunkReceipt]()
     sender.write(10)
     sender.drain()
     again = Sender(gateway=sender.gateway)
@@ -49,16 +49,16 @@ def test_a_chunk_that_was_recorded_before_has_no_offset() -> None:
     again.window.put(b"chunk 0", 10, 0, {}, heard.append)
     again.window.put(b"more", 11, 0, {}, heard.append)
     again.drain()
-    assert heard == [Receipt(10, "dc1.t", 0, None), Receipt(11, "dc1.t", 0, 1)]
+    assert heard == [ChunkReceipt(10, "dc1.t", 0, None), ChunkReceipt(11, "dc1.t", 0, 1)]
 
 
 def test_a_lost_answer_leaves_the_offset_unknown() -> None:
-    sender, heard = opened(), list[Receipt]()
+    sender, heard = opened(), list[ChunkReceipt]()
     put(sender, 1, heard)
     sender.turn("cut after")
     assert heard == []
     sender.turn()
-    assert heard == [Receipt(1, "dc1.t", 0, None)], "the second request found a duplicate"
+    assert heard == [ChunkReceipt(1, "dc1.t", 0, None)], "the second request found a duplicate"
 
 
 @pytest.mark.parametrize("face", [Writer, AsyncWriter])
@@ -72,7 +72,7 @@ async def test_the_future_of_a_chunk(face: Any, gateway: FakeGateway, served: Se
     found = [await called(writer.submit, b"%d" % number) for number in range(50)]
     await called(writer.flush, PATIENCE_S)
     receipts = [one.result(PATIENCE_S) if with_plain else await one for one in found]
-    assert receipts == [Receipt(seqno, "dc1.t", 0, seqno - 1) for seqno in range(1, 51)]
+    assert receipts == [ChunkReceipt(seqno, "dc1.t", 0, seqno - 1) for seqno in range(1, 51)]
     gateway.largest_chunk_bytes = 10
     small, large = await called(writer.submit, b"small"), await called(writer.submit, b"too large for it")
     with pytest.raises(Rejected):
