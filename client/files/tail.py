@@ -1,8 +1,8 @@
 """Reading one incarnation of a file, through a descriptor that stays open after renames and removal.
 
 Invariants
-* ``position`` is the end of the acknowledged bytes. Reading begins there, or at a `ReadPlace` behind what was read already
-  and is not acknowledged yet.
+* ``position`` is the end of the acknowledged bytes. Reading begins there, or at a `ReadPlace` behind what was read and
+  is not acknowledged yet.
 * ``mark`` holds the bytes just before ``position``; ``head`` covers the first `HEAD_BYTES` of everything that was ever
   handed out for sending (see `cover`). Every read verifies both: so a file that was truncated and rewritten
   (``copytruncate``, ``>``) is noticed even when it has grown past ``position``.
