@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from logferry.client.reading.subscription import Cursors as Cursors
     from logferry.client.reading.subscription import Position as Position
     from logferry.client.writing.logging_handler import LogferryHandler as LogferryHandler
+    from logferry.client.writing.send_window import ChunkReceipt as ChunkReceipt
     from logferry.client.writing.writer import Writer as Writer
 
 _EXPORTS = {
     "writing.writer": ("Writer",),
+    "writing.send_window": ("ChunkReceipt",),
     "writing.logging_handler": ("LogferryHandler",),
     "reading.reader": ("Reader",),
     "reading.decode": ("Chunk", "ReceivedChunk", "Line"),

@@ -8,10 +8,10 @@ what the gateway has recorded.
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 from logferry.client.agent.config import Config, parse
@@ -20,12 +20,12 @@ from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
 from logferry.client.agent.watch import Watch
-from logferry.client.agent.workers import JobResult, ProbeResult, Signals, Workers
+from logferry.client.agent.workers import BodySent, JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
-from logferry.client.files.batches import BatchLayout, InFlightLog
+from logferry.client.files.batches import InFlightLog, SentBatch
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry, StateUnusable
 from logferry.client.files.discover import FileKey
-from logferry.client.files.tail import FileChanged
+from logferry.client.files.tail import FileChanged, raise_file_limit
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer
@@ -109,10 +109,12 @@ class Agent:
 
     def jobs(self, now: float, room: int) -> list[tuple[FileSource, PushJob]]:
         """At most ``room`` requests that may be sent now: the identity of their sources is on the disk."""
-        ready: list[tuple[FileSource, PushJob]] = []
+        ready: dict[FileSource, PushJob] = {}
         without: list[FileSource] = []
         room = self._paced(now, room)
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
+            if source in ready:
+                continue  # its own look woke it again
             self.watch.refresh(source, now, STALE_S)  # before it reports what is in the file
             try:
                 job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
@@ -123,30 +125,33 @@ class Agent:
                 source.cannot_read(error, now, self._config.once)
                 job = None
             if job is not None:
-                source.busy = True  # a look may have woken it again
-                ready.append((source, job))
+                ready[source] = job
             else:
                 without.append(source)
         for source in without:
             self.watch.settle(source, now)
-        unsaved = [source.name for source, _ in ready if source.unsaved]
+        unsaved = [source.name for source in ready if source.unsaved]
         if unsaved:
             self._checkpoint.changed.update(unsaved)
             self.remember(now)
-        is_logged = self._log_in_flight([(source, job) for source, job in ready if not source.unsaved], now)
-        for source, job in ready:
-            source.busy = not source.unsaved and (is_logged or job.batch is None)
-            if not source.busy:
+        is_logged = self._log_in_flight([(source, job) for source, job in ready.items() if not source.unsaved], now)
+        leaving: list[tuple[FileSource, PushJob]] = []
+        for source, job in ready.items():
+            if not source.unsaved and (is_logged or job.batch is None):
+                source.leave(job, now)
+                leaving.append((source, job))
+            else:
                 source.let_go()
                 self.watch.ready.put(source, now + REMEMBER_EVERY_S)
-        leaving = [(source, job) for source, job in ready if source.busy]
         self._under_way += len(leaving)
         return leaving
 
     def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]], now: float) -> bool:
         """Before they are sent: after a reboot nothing else proves it. False: it failed, and they have to wait."""
         try:
-            self._cuts.add((source.name, source.in_flight()) for source, job in leaving if job.batch is not None)
+            self._cuts.add(
+                source.batches.leaving(source.reading, job.batch) for source, job in leaving if job.batch is not None
+            )
         except OSError as error:
             self._write_failed(error, now)
             return False
@@ -167,6 +172,13 @@ class Agent:
         if self._pace is not None:
             room = min(room, 1 - self._under_way) if self._pace.is_open(now) else 0
         return room
+
+    def sent(self, source: FileSource, job: PushJob, now: float) -> None:
+        """The body of a job has left."""
+        if job.slot is not None:
+            source.window.left(job.slot)
+        if source.name in self.watch.sources:
+            self.watch.ready.put(source, now)
 
     def finish(self, source: FileSource, job: PushJob, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
@@ -189,8 +201,8 @@ class Agent:
             self._moved = True
             self._checkpoint.changed.add(source.name)
         if do is NextStep.ADVANCE:
-            self.chunks += len(job.batch.pieces) if job.batch else 0
-            self.bytes += len(job.batch.data) if job.batch else 0
+            self.chunks += sum(len(batch.pieces) for batch in source.settled)
+            self.bytes += sum(len(batch.data) for batch in source.settled)
             if self._away_since is not None:
                 log_event("gateway-back", after_s=round(now - self._away_since, 1))
             self._away_since, self.last_progress = None, now
@@ -199,13 +211,13 @@ class Agent:
                 self._away_since = now
                 log_event("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
             # Few sources may keep the bytes that they wait to send again; the others read theirs again.
-            self._resting = {one: None for one in (*self._resting, source) if one.batch and not one.busy}
-            if sum(len(one.batch.data) for one in self._resting if one.batch) > 2 * self._config.request_bytes:
+            self._resting = {one: None for one in (*self._resting, source) if one.window.slots and not one.busy}
+            if sum(one.batches.held_bytes for one in self._resting) > 2 * self._config.request_bytes:
                 source.let_go()
 
     def held_bytes(self) -> int:
         """Bytes of files in memory: of requests under way, one a thread, and of sources that wait for a retry."""
-        return sum(len(source.batch.data) for source in self.watch.sources.values() if source.batch)
+        return sum(source.batches.held_bytes for source in self.watch.sources.values())
 
     def remember(self, now: float) -> bool:
         """Writes the checkpoint. False when that failed: it is logged, and not tried again for a while."""
@@ -227,12 +239,15 @@ class Agent:
         self._moved, self._save_failed = False, None
         self.inputs.saved(self._entry_at)
         if is_whole or self._cuts.is_full:
-            cuts: dict[str, BatchLayout | None] = {
-                name: cut for name, cut in self._checkpoint.cuts.items() if name in self._checkpoint.entries
-            }  # of files that were not opened yet
-            cuts.update((source.name, source.in_flight()) for source in self.watch.sources.values())
+            of_unopened = [
+                SentBatch(name, cut, cuts[0].start)
+                for name, cuts in self._checkpoint.cuts.items()
+                for cut in cuts
+                if name in self._checkpoint.entries and name not in self.watch.sources
+            ]
+            of_sources = (sent for one in self.watch.sources.values() for sent in one.batches.in_flight(one.reading))
             with suppress(OSError):
-                self._cuts.begin(cuts.items())
+                self._cuts.begin(chain(of_unopened, of_sources))
         for source in changed_sources:
             source.unsaved = False
         return True
@@ -308,9 +323,11 @@ def run(
     return exit_status
 
 
-def _apply(agent: Agent, result: JobResult | ProbeResult) -> None:
+def _apply(agent: Agent, result: JobResult | BodySent | ProbeResult) -> None:
     if isinstance(result, ProbeResult):
         agent.centres.record(*result, time.monotonic())
+    elif isinstance(result, BodySent):
+        agent.sent(*result, time.monotonic())
     else:
         agent.finish(*result, time.monotonic())
 
@@ -337,15 +354,6 @@ def _end(agent: Agent, config: Config, workers: Workers) -> None:
     agent.close()
 
 
-def _raise_file_limit() -> None:
-    """Every followed file stays open, so that a rotated one can be read to its end."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError) as error:
-        log_event("file-limit", reason=error)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """``logferry push``: returns the exit status."""
     try:
@@ -357,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up(config.verbose)
     if config.check:
         return check(config)
-    _raise_file_limit()
+    raise_file_limit()
     os.nice(config.nice)
     page: MetricsPage | None = None
     with ExitStack() as open_ones:
@@ -376,9 +384,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
             return 2
         clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
-        dialer = Dialer(config.ca_file, config.pins, config.proxies)
+        dialer = Dialer(config.tls.ca_file, config.pins, config.proxies, config.tls.cert_file, config.tls.key_file)
         token_files = [centre.token_file for centre in config.data_centres]
-        credentials = Credentials(clusters, token_files, dialer, config.ca_file)
+        credentials = Credentials(clusters, token_files, dialer)
         workers = Workers(config.threads, clusters, config.gzip, dialer)
         open_ones.callback(workers.close, END_GRACE_S)
         signals = open_ones.enter_context(Signals(workers.wake))

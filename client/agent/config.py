@@ -18,7 +18,7 @@ from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
 from logferry.client.inputs.inputs import spool_path
 from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
-from logferry.client.transport.connections import Dialer, check_pin, proxies_of
+from logferry.client.transport.connections import TlsFiles, check_pin, proxies_of
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
@@ -66,7 +66,7 @@ class Config(NamedTuple):
     status: bool = False
     json: bool = False
     once: bool = False
-    ca_file: str | None = None
+    tls: TlsFiles = TlsFiles()
     pins: tuple[str, ...] = ()
     proxies: Mapping[str, str] = MappingProxyType({})
     gzip: bool = True
@@ -134,7 +134,7 @@ def _config(given: Settings) -> Config:
         files=(*_spools(given, inputs), *_files(given, bool(inputs))),
         check=flags.check,
         once=flags.once,
-        ca_file=_ca_file(given),
+        tls=_tls_files(given),
         pins=tuple(_checked(given.label("pin"), check_pin, pin) for pin in given.get("pin", ())),
         proxies=proxies_of(os.environ),
         gzip=given.get("gzip", True),
@@ -319,14 +319,17 @@ def _token(path: str | None) -> str | None:
     return check_token(text, TOKEN_VARIABLE) if text else None
 
 
-def _ca_file(given: Settings) -> str | None:
-    path: str | None = given.get("ca_file")
-    if path is not None:
+def _tls_files(given: Settings) -> TlsFiles:
+    files = TlsFiles(given.get("ca_file"), given.get("cert_file"), given.get("key_file"))
+    if files.key_file is not None and files.cert_file is None:
+        raise ValueError(f"{given.label('key_file')}: its certificate is missing, {given.label('cert_file')}")
+    for name, wanted in (("ca_file", TlsFiles(files.ca_file)), ("cert_file", files)):
         try:
-            Dialer(path)
+            wanted.context()
         except (OSError, ssl.SSLError) as error:
-            raise ValueError(f"{given.label('ca_file')} {path}: {error.strerror or error}") from None
-    return path
+            why = error.strerror or error
+            raise ValueError(f"{given.label(name)} {given.get(name)}: {why}") from None
+    return files
 
 
 # ---- texts and numbers ---------------------------------------------------------------------------------------

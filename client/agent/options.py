@@ -36,6 +36,7 @@ _OF_FILES = {
 }  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
+    "cert_file": _TEXT, "key_file": _TEXT,
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_timeout_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
@@ -187,6 +188,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", help="name of this host in source ids (default: the system's name)")
     add("--token-file", metavar="FILE", help="file with the token for the gateway (default: LOGFERRY_TOKEN in the"
         " environment, if set)")  # fmt: skip
+    add("--cert-file", metavar="FILE", help="PEM file with the certificate that the client shows to the gateway")
+    add("--key-file", metavar="FILE", help="PEM file with the key of that certificate (default: the same file)")
     add("--ca-file", metavar="FILE", help="PEM file with the authority of the gateway's certificate (default: the"
         " system's authorities)")  # fmt: skip
     add("--pin", action="append", metavar="SHA256", help="SHA-256 fingerprint of a certificate that the gateway may"

@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from logferry.client.files.chunking import FileBatch
 from logferry.client.files.tail import FileTail
+from logferry.client.transport.request_window import Slot
 
 _T = TypeVar("_T")
 NEVER = float("inf")
@@ -89,6 +90,7 @@ class PushJob(NamedTuple):
 
     ``url``: the owner, if known. ``direct``: the gateway may redirect; else it forwards. ``dc``: the number of the data
     centre. ``skips``: the data centre has recorded less than lies before the batch, because the rest is in another one.
+    ``slot``: the batch in the source's window. ``more``: there may be another request when its body has left.
     """
 
     topic: str
@@ -100,6 +102,8 @@ class PushJob(NamedTuple):
     beat: HeartbeatReport | None = None
     dc: int = 0
     skips: bool = False
+    slot: Slot[FileBatch] | None = None
+    more: bool = False
 
 
 class HeartbeatSchedule:

@@ -1,16 +1,16 @@
 """The state machine of one source: its next request, and the effect of each answer.
 
 Invariants
-* One request is under way at a time; a batch does not change until its outcome is known.
+* `RequestWindow` keeps the protocol. Several batches of the source may be under way; what else it asks of a gateway,
+  it asks alone. The position is the end of the acknowledged bytes; batches are cut behind those under way.
 * The gateway decides where a source resumes: at a session's ``recorded_seqno`` (nothing recorded: 0). But one that was
   silent for a day, or nearly as long as the gateway retains sources, and of which nothing is known any more, has
   expired: it resumes at the checkpoint's position.
 * What one data centre acknowledged is not sent to another one. There a source resumes at the end of what it knows to be
   acknowledged anywhere (``entry.since``), once that is on the disk; and a batch whose outcome is unknown is sent there
   unchanged, so that its copies are equal.
-* Every chunk carries ``prev``, except one that resumes behind such a gap. Seqnos are positions and the bytes at a
-  position never change. So a chunk that is sent again, cut alike or otherwise, is a duplicate or a refused overlap,
-  never doubled.
+* Every chunk carries ``prev``, except one that resumes behind such a gap. Seqnos are positions whose bytes never
+  change: a chunk that is sent again, cut alike or otherwise, is a duplicate or a refused overlap, never doubled.
 * A source whose file is gone reports ``finished`` after the last of its chunks; then it is done. One that moves reports
   it to the data centre that it leaves when the next one has its session: it is never finished everywhere.
 * ``unsaved``: the checkpoint does not hold the identity of this source yet; nothing may be sent before it does.
@@ -25,16 +25,17 @@ from contextlib import suppress
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.file_batches import FileBatches
 from logferry.client.agent.schedule import NEVER, HeartbeatReport, HeartbeatSchedule, PushJob, SourceStatus, WaitClock
 from logferry.client.events import log_event
-from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry, expires_ms
-from logferry.client.files.chunking import FileBatch, Limits
-from logferry.client.files.identity import attribute, digest, fingerprint, printable
+from logferry.client.files.chunking import FileBatch
+from logferry.client.files.identity import digest, fingerprint
 from logferry.client.files.rotation import WantedCopy
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
-from logferry.client.transport.cluster import RETRY_S, pause_s
-from logferry.client.transport.source_request import FORWARDED_S, NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
+from logferry.client.transport.cluster import RETRY_S
+from logferry.client.transport.request_window import RequestWindow
+from logferry.client.transport.source_request import GatewayAnswer, NextStep, Outcome, next_step
 
 REFUSED_S = (5.0, 300.0)
 FIGHT_WINDOW_S = 60.0
@@ -43,10 +44,10 @@ FIGHT_WINDOW_S = 60.0
 class FileSource:
     """One incarnation of one file.
 
-    ``tail``: None once the file is gone or holds something else: then `reading` has only the batch whose outcome was
-    unknown, or what a ``.gz`` holds of it. ``home``: the data centre that has the last of its chunks; None: nothing was
-    sent yet, or that one is no longer configured. ``after_reboot``: its file was followed before the last start of the
-    system, and no session was opened since.
+    ``tail``: None once the file is gone or holds something else: then `reading` has only what was not acknowledged, or
+    what a ``.gz`` holds of it. ``home``: the data centre that has the last of its chunks; None: nothing was sent yet,
+    or that one is no longer configured. ``after_reboot``: its file was followed before the last start of the system,
+    and no session was opened since.
     """
 
     def __init__(
@@ -56,21 +57,15 @@ class FileSource:
         self.files = files
         self.tail = tail
         self.reading: ByteSource = tail or BufferedRemainder(entry.position, b"", b"")
-        self.batch: FileBatch | None = None
-        self.busy = self.after_reboot = False
+        self.window: RequestWindow[FileBatch] = RequestWindow(config.threads)
+        self.settled: list[FileBatch] = []  # by the last answer
+        self.after_reboot = self._is_asking = False
         self.unsaved = True
         self.stopped = self._error = ""
         self.why = ""  # it is a new source, or "known"
-        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
-        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
-        self._batches = BatchReader(entry.source_id, limits, attributes)
+        self.batches = FileBatches(entry, config, files, self.window)
         self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
-        self._session: int | None = None
-        self._url: str | None = None
-        self._failures = self._asked_ms = 0
-        self._expires_ms = EXPIRED_AFTER_MS
-        self._not_before = self._direct_from = 0.0
+        self._asked_ms, self._expires_ms = 0, EXPIRED_AFTER_MS
         self._superseded_at: float | None = None
         self._progress = WaitClock()
         self._centres = centres
@@ -78,47 +73,66 @@ class FileSource:
         is_fresh = not entry.head.length or not (entry.dc or entry.position > entry.since)
         self.home = centres.number(entry.dc) if entry.dc else None if is_fresh else 0
         self._is_sure = is_fresh  # this process knows from its home how far it is
-        self._recorded: int | None = None
         self._is_heard = False  # since `update_entry`
 
     @property
     def name(self) -> str:
         return self.entry.source_id
 
+    @property
+    def busy(self) -> bool:
+        """A request is under way."""
+        return self._is_asking or self.window.under_way > 0
+
     # ---- what goes next ----------------------------------------------------------------------------------
 
     def next_job(self, now: float, created_ms: int, idle_s: float) -> PushJob | None:
-        """The next request, if there is one. Raises `FileChanged` when the file holds something else now."""
-        if self.busy or now < self._not_before or self.stopped:
+        """The next request, if there is one, for `leave`. Raises `FileChanged` when the file holds something else."""
+        window = self.window
+        if self._is_asking or now < window.not_before or self.stopped:
             return None
-        if self._session is not None and self._at != self._centres.here:
-            self._heartbeat.left[self._at] = self._session
-            self._session = self._url = None
-        is_moved = self._session is not None or self._heartbeat.is_over
-        found = self._heartbeat.farewell(self.reading.position, self._centres.others(now)) if is_moved else None
-        if found is not None:
-            dc, session, farewell = found
-            return PushJob(self.entry.topic, self.name, None, False, session, None, farewell, dc)
-        if self.is_done() and (self.tail is None or self._session is None):
-            return None
-        direct, self._asked_ms = now >= self._direct_from, created_ms
-        if self._session is None:
-            return PushJob(self.entry.topic, self.name, self._url, direct, None, None, dc=self._opens_at(now))
-        if self.batch is None:
-            self.batch = self._cut(now, created_ms, idle_s)
-        beat = None if self.batch else self._heartbeat.report(self.reading.position, self.tail, now, created_ms)
-        if self.batch is None and beat is None:
-            return None
-        skips = self.batch is not None and self._recorded is not None and self._recorded < self.batch.start
-        return PushJob(self.entry.topic, self.name, self._url, direct, self._session, self.batch, beat, self._at, skips)
+        if window.session is not None and (self._at != self._centres.here or window.asks_for_owner):
+            if window.under_way:
+                return None
+            if self._at != self._centres.here:
+                self._heartbeat.left[self._at] = window.session
+            window.close_session()
+        job = PushJob(self.entry.topic, self.name, window.url, window.is_direct(now), window.session, None, dc=self._at)
+        if window.under_way == 0:
+            is_moved = window.session is not None or self._heartbeat.is_over
+            found = self._heartbeat.farewell(self.reading.position, self._centres.others(now)) if is_moved else None
+            if found is not None:
+                dc, session, farewell = found
+                return job._replace(url=None, direct=False, session=session, beat=farewell, dc=dc)
+            if self.is_done() and (self.tail is None or window.session is None):
+                return None
+            if window.session is None:
+                self._asked_ms = created_ms
+                return job._replace(dc=self._opens_at(now))
+        slot = self.batches.next_slot(self.reading, now, created_ms, idle_s, self._is_covered)
+        if slot is not None:
+            batch, recorded = slot.batch, window.recorded
+            skips = slot is window.slots[0] and recorded is not None and recorded < batch.start
+            more = slot is not window.slots[-1] or batch.end < self.reading.end
+            return job._replace(batch=batch, skips=skips, slot=slot, more=more)
+        is_idle = not window.slots and not window.under_way
+        beat = self._heartbeat.report(self.reading.position, self.tail, now, created_ms) if is_idle else None
+        return None if beat is None else job._replace(beat=beat)
+
+    def leave(self, job: PushJob, now: float) -> None:
+        """The request is under way."""
+        if job.slot is None:
+            self._is_asking = True
+        else:
+            self.window.leave(job.slot, now)
 
     def next_due(self, now: float, idle_s: float) -> float:
         """When `next_job` may have a request after it had none, if nothing wakes the source before."""
-        if self.busy or self.stopped or now < self._not_before:
-            return NEVER if self.busy or self.stopped else self._not_before
-        dues = [NEVER if self._session is None else self._heartbeat.due()]
+        if self.busy or self.stopped or now < self.window.not_before:
+            return NEVER if self.busy or self.stopped else self.window.not_before
+        dues = [NEVER if self.window.session is None else self._heartbeat.due()]
         if self.tail is not None and self.reading.position < self.reading.end:
-            dues += [self.tail.changed_at + wait_s for wait_s in self._batches.waits_s(self.tail, now, idle_s)]
+            dues += [self.tail.changed_at + wait_s for wait_s in self.batches.reader.waits_s(self.tail, now, idle_s)]
         return min(dues)
 
     def _opens_at(self, now: float) -> int:
@@ -128,60 +142,70 @@ class FileSource:
             return self._centres.here
         return self.home
 
-    def _cut(self, now: float, created_ms: int, idle_s: float) -> FileBatch | None:
-        batch = self._batches.next(self.reading, now, created_ms, idle_s)
-        if batch is not None and self.tail is not None and self.tail.cover(batch.data):
-            self.unsaved = True
-        return batch
+    def _is_covered(self) -> None:
+        self.unsaved = True
 
     def is_done(self) -> bool:
         """Everything up to now is acknowledged, or nothing more will be."""
-        asked = self._session is not None or self.tail is None or self.reading.end == 0
+        asked = self.window.session is not None or self.tail is None or self.reading.end == 0
         is_unknown = not self.entry.dc and self.reading.position <= self.entry.since  # nothing was sent under its name
         is_reported = self.tail is not None or self._heartbeat.is_over or is_unknown
         is_over = asked and self._is_sent() and is_reported and not self._heartbeat.left
         return not self.busy and bool(is_over or self.stopped)
 
     def _is_sent(self) -> bool:
-        return self.batch is None and self.reading.position >= self.reading.end
+        return not self.window.slots and self.reading.position >= self.reading.end
 
     # ---- what an answer does -----------------------------------------------------------------------------
 
     def take(self, job: PushJob, outcome: Outcome, now: float, once: bool) -> NextStep:
         """Applies the outcome of ``job``. Raises `FileChanged` when the file has nothing where the gateway is."""
-        self.busy = False
         answer = outcome.answer
         do = next_step(answer)
+        self.settled = [] if job.slot is None else [s.batch for s in self.window.take(job.slot, outcome, now)]
+        for batch in self.settled:
+            self.reading.advance(batch.data)
+            log_event("sent", source=self.name, position=batch.end, chunks=len(batch.pieces))
+        if job.slot is None:
+            self._is_asking = False
         if self.stopped or (self.tail is None and self.is_done()):
             return do  # the incarnation ended meanwhile, and nothing of it is left to send
-        if job.beat is not None and (job.session, job.dc) != (self._session, self._at):
-            return do  # a farewell
-        if job.beat is not None and self._take_heartbeat(job.beat, do, answer, now):
-            return do
-        if do is NextStep.ADVANCE:
-            self._advance(job, outcome, now)
-        elif do is NextStep.RECUT:
-            log_event("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
-            self._pause(now, RETRY_S, at_once=True)
-            self._recorded = answer.recorded_seqno
-            self._resume_at(answer.recorded_seqno)
-        elif do is NextStep.REOPEN:
-            self._superseded(answer, now, once)
-        elif do is NextStep.SMALLER and self._batches.make_smaller():
-            self.batch = None
-            log_event("smaller", source=self.name, chunk_bytes=self._batches.limits.chunk_bytes, detail=answer.detail)
-        elif do in (NextStep.WAIT, NextStep.AGAIN):
-            self._again(job, answer, now)
-        elif do is NextStep.ASK:
-            self._session = self._url = None
-            self._direct_from = now + FORWARDED_S  # if the owner's URL may not be used, a given one forwards
-            self._pause(now, RETRY_S, at_once=True)
+        if do is NextStep.ADVANCE and job.beat is None:
+            self._is_heard = True
+            self._heartbeat.defer(now)
+        if job.slot is not None:
+            self._take_batch(do, answer, now, once)
+        elif job.beat is not None and self._take_heartbeat(job, job.beat, do, answer, now):
+            pass
+        elif do is NextStep.ADVANCE:
+            self._opened(job, outcome)
+        elif do in (NextStep.WAIT, NextStep.AGAIN, NextStep.ASK):
+            self._fails(answer)
+            self.window.repeat(answer, now, was_direct=False)
         else:
-            self._refused(answer, now, once)
+            self._refused(do, answer, now, once)
         return do
 
-    def _take_heartbeat(self, beat: HeartbeatReport, do: NextStep, answer: GatewayAnswer, now: float) -> bool:
+    def _take_batch(self, do: NextStep, answer: GatewayAnswer, now: float, once: bool) -> None:
+        if do is NextStep.ADVANCE:
+            self._error = ""
+        elif do in (NextStep.WAIT, NextStep.AGAIN):
+            self._fails(answer)
+        refused = self.window.refused
+        if refused is not None:
+            self.window.begin_again()  # it is dealt with once, though others may be under way
+            self._refused(next_step(refused), refused, now, once)
+
+    def _fails(self, answer: GatewayAnswer) -> None:
+        self._error = str(answer)
+        log_event("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+
+    def _take_heartbeat(
+        self, job: PushJob, beat: HeartbeatReport, do: NextStep, answer: GatewayAnswer, now: float
+    ) -> bool:
         """The answer to a heartbeat delays no lines. False: it is to be treated as that of any other request."""
+        if (job.session, job.dc) != (self.window.session, self._at):
+            return True  # a farewell
         if do in (NextStep.WAIT, NextStep.AGAIN) and not beat.finished:
             log_event("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
         elif do in (NextStep.REFUSED, NextStep.RECUT, NextStep.SMALLER):
@@ -192,28 +216,17 @@ class FileSource:
         self._heartbeat.answered(beat, now)
         return True
 
-    def _advance(self, job: PushJob, outcome: Outcome, now: float) -> None:
-        self._url = outcome.url
-        self._is_heard = True
-        self._heartbeat.defer(now)
-        self._recorded = recorded = outcome.answer.recorded_seqno
-        if job.batch is None:
-            self._session, self._at = outcome.answer.session, job.dc
-            self._expires_ms = expires_ms(outcome.answer.source_retention_ms)
-            log_event("session", source=self.name, session=self._session, recorded=recorded, url=self._url)
-            if self.tail is None and self._is_sent():
-                self.home, self._is_sure = job.dc, True
-                self.reading = BufferedRemainder(max(self.reading.position, recorded or 0), b"", b"")
-            else:
-                self._arrive(job.dc, recorded)
-        elif recorded is not None and recorded >= job.batch.end:
-            self.reading.advance(job.batch.data)
-            self._error = ""
-            self._failures = 0  # only chunks count: a session that opens is no success yet
-            self.batch = None
-            log_event("sent", source=self.name, position=job.batch.end, chunks=len(job.batch.pieces))
+    def _opened(self, job: PushJob, outcome: Outcome) -> None:
+        session, recorded = outcome.answer.session, outcome.answer.recorded_seqno
+        self.window.opened(session, outcome.url, recorded)
+        self._at = job.dc
+        self._expires_ms = expires_ms(outcome.answer.source_retention_ms)
+        log_event("session", source=self.name, session=session, recorded=recorded, url=outcome.url)
+        if self.tail is None and self._is_sent():
+            self.home, self._is_sure = job.dc, True
+            self.reading = BufferedRemainder(max(self.reading.position, recorded or 0), b"", b"")
         else:
-            self._resume_at(recorded)
+            self._arrive(job.dc, recorded)
 
     def _arrive(self, dc: int, recorded: int | None) -> None:
         """The source is in a data centre that has recorded so much of it."""
@@ -245,48 +258,60 @@ class FileSource:
             if position < self.entry.position:
                 log_event("gateway-forgot", source=self.name, recorded=recorded, acknowledged=self.entry.position)
                 self.entry.position, self.entry.mark = self.entry.since, fingerprint(b"")
-        if self.batch is None or self.batch.start != position:
-            self.batch = None
-            self._batches.barren_end = -1  # what was read there may be cut after all
+        ends = [(layout.end, layout.after) for layout in self.batches.reader.kept]  # of the process before
+        told = self.window.recorded  # by this data centre
+        for slot in self.window.advance(position):
+            self.reading.advance(slot.batch.data)
+        self.window.recorded = told
+        if not self.window.slots or self.window.slots[0].batch.start != position:
+            self.window.clear()
+            self.batches.reader.barren_end = -1  # what was read there may be cut after all
             self.reading.go_to(position)
-        last = self._batches.kept  # by the process before
-        if not is_proven and (last is None or (position, digest(self.reading.mark)) != (last.end, last.after)):
+        if not is_proven and (position, digest(self.reading.mark)) not in ends:
             raise FileChanged(f"after a reboot nothing proves that the bytes before position {position} were sent")
         self.after_reboot = False
 
-    def _again(self, job: PushJob, answer: GatewayAnswer, now: float) -> None:
-        self._error = str(answer)
-        log_event("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
-        if answer.status == NO_ANSWER and job.direct and job.batch is not None:
-            self._direct_from = now + FORWARDED_S  # the owner may be out of reach: another gateway forwards
-        self._url = None
-        self._pause(now, RETRY_S, answer.retry_after_s)
+    def _refused(self, do: NextStep, answer: GatewayAnswer, now: float, once: bool) -> None:
+        """Nothing of the first batch was recorded by that request."""
+        if do is NextStep.RECUT:
+            log_event("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
+            self.window.pause(now, RETRY_S, at_once=True)
+            self.window.recorded = answer.recorded_seqno
+            self._resume_at(answer.recorded_seqno)
+        elif do is NextStep.REOPEN:
+            self._superseded(answer, now, once)
+        elif do is NextStep.SMALLER and self.batches.reader.make_smaller():
+            self.window.clear()
+            chunk_bytes = self.batches.reader.limits.chunk_bytes
+            log_event("smaller", source=self.name, chunk_bytes=chunk_bytes, detail=answer.detail)
+        else:
+            self._end_session(answer, now, once)
 
     def _superseded(self, answer: GatewayAnswer, now: float, once: bool) -> None:
         """Another session exists: an earlier one of this client, or that of a second client; these must not fight."""
         before, self._superseded_at = self._superseded_at, now
         if before is None or now - before >= FIGHT_WINDOW_S:
-            self._session = None
+            self.window.close_session()
             return
         self._superseded_at = None
         why = f"another client writes this source: {answer.detail}"
-        self._refused(answer._replace(detail=why), now, False)
+        self._end_session(answer._replace(detail=why), now, False)
         self._error = why
-        self._not_before = now + REFUSED_S[1] * random.uniform(0.5, 1.0)
+        self.window.not_before = now + REFUSED_S[1] * random.uniform(0.5, 1.0)
         if once:
             self.stop(why)
 
-    def _refused(self, answer: GatewayAnswer, now: float, once: bool) -> None:
+    def _end_session(self, answer: GatewayAnswer, now: float, once: bool) -> None:
         self._error = str(answer)
         log_event("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
-        self._session = self._url = None
+        self.window.close_session()
         if self.tail is not None:
             self.let_go()
         elif self._is_sent():
             self._heartbeat.is_over = True  # its topic is gone, or no longer ours: nothing can be reported
         if once:
             self.stop(str(answer))
-        self._pause(now, REFUSED_S)
+        self.window.pause(now, REFUSED_S)
 
     def cannot_read(self, error: OSError, now: float, once: bool) -> None:
         """The system cannot read the file (a broken disk, a lost server): the other sources are not affected."""
@@ -294,23 +319,18 @@ class FileSource:
         if self._error != before:
             log_event("file-unreadable", path=self.entry.last_path, reason=error.strerror)
         self.let_go()
-        self._session = self.batch = None
+        self.window.close_session()
+        self.window.clear()
         if once:
             self.stop(self._error)
-        if self._error != before or now >= self._not_before:  # else it is the same trouble, seen by another look
-            self._pause(now, REFUSED_S)
-
-    def _pause(self, now: float, bounds: tuple[float, float], asked_s: float = 0.0, at_once: bool = False) -> None:
-        """``at_once``: the first time without a pause."""
-        self._failures += 1
-        failures = self._failures - 1 if at_once else self._failures
-        self._not_before = now + (pause_s(failures, bounds, asked_s) if failures else 0.0)
+        if self._error != before or now >= self.window.not_before:  # else it is the same trouble, seen by another look
+            self.window.pause(now, REFUSED_S)
 
     def retry(self, now: float) -> None:
         """Its failures were about another data centre, or another token."""
-        self._failures, self._not_before, self._direct_from = 0, now, 0.0
+        self.window.retry(now)
 
-    # ---- its status --------------------------------------------------------------------------------------
+    # ---- its status and end --------------------------------------------------------------------------------------
 
     def status(self, now: float) -> SourceStatus:
         """To be called regularly: the durations are as exact as the calls are frequent."""
@@ -322,47 +342,31 @@ class FileSource:
     def _waits_for(self, now: float) -> str:
         if self.stopped:
             return "a restart of the client"
-        if now < self._not_before:
+        if now < self.window.not_before:
             return "the next try"
-        if self.busy or self.batch is not None:
+        if self.busy or self.window.slots:
             return "the gateway's answer"
         if self.reading.position < self.reading.end:
-            return "the end of its last line" if self._batches.barren_end == self.reading.end else "its turn"
+            return "the end of its last line" if self.batches.reader.barren_end == self.reading.end else "its turn"
         if self.tail is None:
             return "the gateway to record that it is finished"
         return "more lines" if self.tail.away_since is None else "its writer to close it"
 
-    # ---- its end -----------------------------------------------------------------------------------------
-
     def stop(self, why: str) -> None:
         """This process sends nothing more of it."""
         self.stopped = self._error = why
-        self.batch = None
+        self.window.clear()
         log_event("source-stopped", source=self.name, reason=why)
 
     def let_go(self) -> None:
-        """Frees the memory of a batch that waits; its bytes are read again, and cut alike."""
-        if self.tail is not None and not self.busy and self.batch is not None:
-            self._batches.kept, self.batch = self.in_flight(), None
-
-    def resume_after(self, layout: BatchLayout | None) -> None:
-        """A client that was killed sent this batch last. Everything before it was acknowledged."""
-        if layout is not None and self.entry.position <= layout.start <= self.reading.end:
-            self.reading.go_to(layout.start)
-            if layout.before == digest(self.reading.mark) or not (layout.before or self.after_reboot):
-                self.entry.position, self.entry.mark = layout.start, fingerprint(self.reading.mark)
-                self._batches.kept = layout
-            else:
-                self.reading.go_to(self.entry.position)
-
-    def in_flight(self) -> BatchLayout | None:
-        """The layout of the batch that was sent, or is about to be; None: there is none."""
-        return self._batches.kept if self.batch is None else BatchLayout.of(self.batch, self.reading.mark)
+        """Frees the memory of batches that wait, if they can be read again."""
+        if self.tail is not None:
+            self.batches.let_go(self.reading.mark)
 
     def wanted(self, tail: FileTail) -> WantedCopy:
         """What another file must hold to be that of ``tail``, its present one."""
-        batch = self.batch.data if self.batch is not None else b""
-        return WantedCopy(tail.path, tail.head, tail.position, fingerprint(tail.mark), tail.born_ns, batch)
+        mark, sent = fingerprint(tail.mark), self.batches.data()
+        return WantedCopy(tail.path, tail.head, tail.position, mark, tail.born_ns, sent)
 
     def move_to(self, copy: FileTail) -> None:
         """The rest of it is in a copy of its file, which was opened at its position."""
@@ -372,12 +376,11 @@ class FileSource:
         self.unsaved = True
 
     def detach(self) -> int:
-        """The file holds something else now, or is gone. Keeps the batch under way; returns where that ends."""
+        """The file holds something else now, or is gone. Keeps the batches under way; returns where they end."""
         if self.tail is not None:
             self._heartbeat.last_size = self.tail.largest_size
         self.tail = None
-        kept = bytes(self.batch.data) if self.batch else b""
-        self.reading = BufferedRemainder(self.reading.position, kept, self.reading.mark)
+        self.reading = BufferedRemainder(self.reading.position, self.batches.data(), self.reading.mark)
         return self.reading.end
 
     def update_entry(self, now_ms: int) -> CheckpointEntry:
@@ -386,7 +389,7 @@ class FileSource:
             self.entry.last_path, self.entry.head, real = self.tail.path, self.tail.head, self.tail.real_path()
             self.entry.real_path = "" if real == self.tail.path else real
             self.entry.away = self.tail.away_since is not None
-        if self._session is not None:
+        if self.window.session is not None:
             if self.tail is not None and self.tail.position != self.entry.position:
                 with suppress(OSError):
                     self.entry.marks = self.tail.earlier_marks()

@@ -291,7 +291,7 @@ class Watch:
         self._known.remove(entry)
         entry.device, entry.inode = reading.key  # its own belong to another file by now
         (source := self._over(entry)).reading = reading
-        source.resume_after(self._checkpoint.cuts.get(source.name))
+        source.batches.resume(source.reading, self._checkpoint.cuts.get(source.name, []), source.after_reboot)
         return True
 
     def _begin_of(self, tail: FileTail, now: float, gone: bool = False) -> int | None:
@@ -357,7 +357,7 @@ class Watch:
         source = self._add(entry, tail, files, "known")
         source.unsaved = self._is_copy  # the new name
         source.after_reboot = self._known.rebooted and not files.source  # a spool is on the disk before it is sent
-        source.resume_after(self._checkpoint.cuts.get(source.name))
+        source.batches.resume(source.reading, self._checkpoint.cuts.get(source.name, []), source.after_reboot)
 
     def _start(self, tail: FileTail, reason: str, files: FileGroup, begin: int = 0) -> None:
         """A new source. ``begin``: another one sent what lies before it, or nobody is to."""

@@ -10,12 +10,13 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Union
+from functools import partial
+from typing import Any, Callable, NamedTuple, Union
 
 from logferry.client.agent.schedule import PushJob
 from logferry.client.agent.source import FileSource
 from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Body, Connections, Dialer, NoResponse, Reply
+from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Connections, Dialer, NoResponse, Reply
 from logferry.client.transport.source_request import Outcome, SourceAddress, SourceRequest
 
 try:
@@ -25,7 +26,7 @@ except ImportError:
 
 PROBE_TIMEOUT_S = 5.0
 USER_AGENT = "logferry-push"
-_Exchange = Callable[[str, "dict[str, str]", Optional[Body], str], Reply]  # url, headers, body, method
+_Exchange = Callable[..., Reply]  # url, headers, body, method; and what to call when the body has left
 
 
 class Signals:
@@ -61,8 +62,9 @@ class Pusher:
         self.exchange = exchange
         self.gzip = gzip
 
-    def perform(self, job: PushJob) -> Outcome:
-        """Never raises for faults of the network or the gateway: the outcome holds them."""
+    def perform(self, job: PushJob, sent: Callable[[], None] | None = None) -> Outcome:
+        """Never raises for faults of the network or the gateway: the outcome holds them. Calls ``sent`` when the body
+        has left."""
         to = SourceAddress(self.clusters[job.dc], USER_AGENT, job.topic, job.source_id)
         if job.batch is not None:
             # They may be sent again; uncompressed ones are views of the batch and take no memory.
@@ -73,7 +75,8 @@ class Pusher:
             request = SourceRequest(to, "heartbeat", job.session, json.dumps(said).encode())
         else:
             request = SourceRequest(to, "session")
-        outcome = request.follow(lambda url, headers, body: self.exchange(url, headers, body, "POST"))
+        told = () if sent is None else (sent,)
+        outcome = request.follow(lambda url, headers, body: self.exchange(url, headers, body, "POST", *told))
         return outcome._replace(sent_bytes=request.parts_bytes)
 
     def probe(self, dc: int) -> bool:
@@ -93,6 +96,13 @@ class JobResult(NamedTuple):
     outcome: Outcome
 
 
+class BodySent(NamedTuple):
+    """The body of the job has left; its answer is not there yet."""
+
+    source: FileSource
+    job: PushJob
+
+
 class ProbeResult(NamedTuple):
     """Whether the data centre with this number works."""
 
@@ -100,6 +110,7 @@ class ProbeResult(NamedTuple):
     works: bool
 
 
+_Result = Union[JobResult, BodySent, ProbeResult]
 _Task = Callable[[Pusher], Union[JobResult, ProbeResult]]
 
 
@@ -112,7 +123,7 @@ class Workers:
         self.may_probe = len(clusters) > 1
         self._jobs: SimpleQueue[_Task | None] = SimpleQueue()
         self._probes: SimpleQueue[_Task | None] = SimpleQueue()
-        self._results: SimpleQueue[JobResult | ProbeResult | BaseException | None] = SimpleQueue()
+        self._results: SimpleQueue[_Result | BaseException | None] = SimpleQueue()
 
         def begin(name: str, tasks: SimpleQueue[_Task | None], timeout_s: float) -> threading.Thread:
             connections = Connections(timeout_s, dialer)
@@ -126,14 +137,15 @@ class Workers:
 
     def start(self, source: FileSource, job: PushJob) -> None:
         self.free -= 1
-        self._jobs.put(lambda pusher: JobResult(source, job, pusher.perform(job)))
+        sent = partial(self._results.put, BodySent(source, job)) if job.more else None
+        self._jobs.put(lambda pusher: JobResult(source, job, pusher.perform(job, sent)))
 
     def probe(self, dc: int) -> None:
         """Only while ``may_probe``: one at a time."""
         self.may_probe = False
         self._probes.put(lambda pusher: ProbeResult(dc, pusher.probe(dc)))
 
-    def wait(self, timeout_s: float) -> JobResult | ProbeResult | None:
+    def wait(self, timeout_s: float) -> _Result | None:
         """The next result; None if none came in time or `wake` was called. Raises the error that ended a thread."""
         try:
             result = self._results.get(timeout=max(timeout_s, 0.0))
@@ -143,7 +155,7 @@ class Workers:
             raise result
         if isinstance(result, ProbeResult):
             self.may_probe = True
-        elif result is not None:
+        elif isinstance(result, JobResult):
             self.free += 1
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,9 +14,9 @@ from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader import ReaderFace
 from logferry.client.reading.reader_core import Ask, HoldSession, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, RetryLater, error_of, page_of
-from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Partition, Position, ReaderOptions
 from logferry.client.transport.cluster import deadline_of
-from logferry.client.transport.connections import NoResponse
+from logferry.client.transport.connections import NoResponse, TlsFiles
 from yarl import URL
 
 _T = TypeVar("_T")
@@ -28,8 +28,8 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
     ``on_revoked`` is awaited. A `read` that is cancelled has delivered nothing.
     """
 
-    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
-        self._ca_file = ca_file
+    def _prepare(self, options: ReaderOptions, files: TlsFiles) -> Callable[[], None]:
+        self._files = files
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = requests.Change()
@@ -47,7 +47,7 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
         await self.close()
 
     async def open(self, timeout_s: float | None = None) -> None:
-        """As `Reader.open`. Raises OSError if ``ca_file`` cannot be used."""
+        """As `Reader.open`. Raises OSError if a file cannot be used."""
         await self._run(self._core.opening(deadline_of(timeout_s)))
 
     def __aiter__(self) -> AsyncIterator[ReceivedChunk]:
@@ -88,6 +88,22 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
         """As `Reader.translate`."""
         deadline = deadline_of(timeout_s)
         return await self._run(self._core.translate((topic, partition), offset, from_dc, to_dc, deadline))
+
+    async def lag(self, timeout_s: float | None = None) -> dict[Partition, int | None]:
+        """As `Reader.lag`."""
+        return await self._run(self._core.lags(deadline_of(timeout_s)))
+
+    async def seek(self, to: str | Position, timeout_s: float | None = None) -> None:
+        """As `Reader.seek`."""
+        await self._run(self._core.seeking(to, deadline_of(timeout_s)))
+
+    async def pause(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """As `Reader.pause`."""
+        await self._run(self._core.pausing(partitions, True, deadline_of(timeout_s)))
+
+    async def resume(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """As `Reader.resume`."""
+        await self._run(self._core.pausing(partitions, False, deadline_of(timeout_s)))
 
     @property
     def is_over(self) -> bool:
@@ -151,7 +167,7 @@ class AsyncReader(ReaderFace[Awaitable[None]]):
     def _session(self) -> aiohttp.ClientSession:
         if self._core.is_closed:
             raise Closed("the reader is closed: open another one")
-        self._http = self._http or requests.session(self._ca_file)
+        self._http = self._http or requests.session(self._files)
         return self._http
 
     async def _hold(self, topics: list[str]) -> None:

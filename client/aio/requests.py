@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 import warnings
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from logferry.client.transport.cluster import ANSWER_TIMEOUT_S
-from logferry.client.transport.connections import NoResponse, Reply
+from logferry.client.transport.connections import NoResponse, Reply, TlsFiles
 from logferry.client.transport.source_request import Outcome, SourceRequest
 from yarl import URL
 
@@ -38,9 +37,9 @@ class Change:
             future.set_result(None)
 
 
-def session(ca_file: str | None) -> aiohttp.ClientSession:
+def session(files: TlsFiles) -> aiohttp.ClientSession:
     """Connections of one writer or reader, made in the running loop. Proxies are those of the environment."""
-    verify: Any = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    verify: Any = files.context() if any(files) else True
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=verify),
         timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),

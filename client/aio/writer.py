@@ -11,9 +11,12 @@ from functools import partial
 
 import aiohttp
 from logferry.client.aio import requests
+from logferry.client.errors import LogferryError
 from logferry.client.transport.cluster import deadline_of
-from logferry.client.writing.send_window import SendJob
-from logferry.client.writing.writer import LEFT_BY_ERROR_S, Waits, WriterFace, chunk_bytes
+from logferry.client.transport.connections import TlsFiles
+from logferry.client.writing.send_window import ChunkReceipt, SendJob
+from logferry.client.writing.writer import LEFT_BY_ERROR_S, WriterFace
+from logferry.client.writing.writer_core import ChunkOptions, Promise, Waits, chunk_bytes
 
 
 class AsyncWriter(WriterFace):
@@ -24,8 +27,8 @@ class AsyncWriter(WriterFace):
     A call that is cancelled has done nothing, or all of it: a chunk that `write` took is sent.
     """
 
-    def _prepare(self, ca_file: str | None) -> None:
-        self._ca_file = ca_file
+    def _prepare(self, files: TlsFiles) -> None:
+        self._files = files
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._work = requests.Change()
@@ -53,7 +56,7 @@ class AsyncWriter(WriterFace):
                 await self.close(LEFT_BY_ERROR_S)
 
     async def open(self, timeout_s: float | None = None) -> None:
-        """As `Writer.open`. Raises OSError if ``ca_file`` cannot be used."""
+        """As `Writer.open`. Raises OSError if a file cannot be used."""
         self._start()
         await self._wait(self._core.opening(deadline_of(timeout_s)))
 
@@ -73,14 +76,41 @@ class AsyncWriter(WriterFace):
         timeout_s: float | None = None,
     ) -> int:
         """As `Writer.write`. Tasks that wait for room get it in any order: give seqnos from one task only."""
+        return await self._put(data, ChunkOptions(seqno, created_ms, attributes), timeout_s, None)
+
+    async def submit(
+        self,
+        data: bytes,
+        seqno: int | None = None,
+        *,
+        created_ms: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> asyncio.Future[ChunkReceipt]:
+        """As `Writer.submit`: returns when the chunk was taken, with the future of its receipt."""
+        promise = asyncio.get_running_loop().create_future()
+        await self._put(data, ChunkOptions(seqno, created_ms, attributes), timeout_s, promise)
+        return promise
+
+    async def _put(self, data: bytes, options: ChunkOptions, timeout_s: float | None, promise: Promise | None) -> int:
         data = chunk_bytes(data)
         deadline = deadline_of(timeout_s)
         self._start()
         await self._wait(self._core.making_room(data, deadline, timeout_s))
-        seqno = self._core.put(data, seqno, created_ms, attributes)
+        seqno = self._core.put(data, options, promise)
         if self._core.window.has_work:
             self._work.notify()
         return seqno
+
+    def _keep_promises(self) -> None:
+        for promise, result in self._core.kept_promises():
+            if promise.done():
+                continue  # it was cancelled
+            if isinstance(result, LogferryError):
+                promise.set_exception(result)
+                promise.exception()  # a program that does not ask is not warned: `flush` and `close` raise it, too
+            else:
+                promise.set_result(result)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """As `Writer.flush`."""
@@ -104,6 +134,7 @@ class AsyncWriter(WriterFace):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._keep_promises()
         if self._http is not None:
             await self._http.close()
 
@@ -116,7 +147,7 @@ class AsyncWriter(WriterFace):
         self._core.process.check()
         self._core.check()
         if not self._tasks:
-            self._http = requests.session(self._ca_file)
+            self._http = requests.session(self._files)
             in_flight = self._core.window.limits.in_flight
             self._tasks = [asyncio.create_task(self._carry(self._http)) for _ in range(in_flight)]
 
@@ -133,10 +164,12 @@ class AsyncWriter(WriterFace):
                 outcome = await requests.follow(http, self._core.request(job), partial(self._sent, job))
                 self._core.note(outcome, began)
                 self._core.window.take(job, outcome, time.monotonic())
+                self._keep_promises()
                 self._progress.notify()
                 self._work.notify()
         except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it
             self._core.window.break_off(repr(error))
+            self._keep_promises()
             self._progress.notify()
 
     def _sent(self, job: SendJob) -> None:

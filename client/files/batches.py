@@ -2,8 +2,9 @@
 
 The layout shows how far a client that was killed had come, and how it cut its last batch:
 
-* Everything before the last batch of a source was acknowledged; the batch itself, whose outcome is unknown, is sent
-  again with the same seqnos and bytes. With several data centres the one that knows the position may be gone.
+* A line has a batch, and how much of the source was acknowledged when it left. What was sent behind that is sent again
+  with the same seqnos and bytes: its outcome is unknown. With several data centres the one that knows the position may
+  be gone.
 * A layout has digests of the bytes before its start and before its end. After a reboot they prove that the file still
   holds what was sent after the last checkpoint: a power failure may have taken that, and other lines may be there now.
 
@@ -26,11 +27,12 @@ from typing import NamedTuple
 from logferry.client.events import log_event
 from logferry.client.files.chunking import FileBatch, Limits, Piece, cut, holes, is_inside, line_so_far
 from logferry.client.files.identity import digest, grown
-from logferry.client.files.tail import ByteSource
+from logferry.client.files.tail import ByteSource, ReadPlace
 
 FILE = "cuts.jsonl"
 RESERVED_BYTES = 1 << 20  # what it has room for, behind its first lines
 READ_BYTES = 256 << 10  # of a request, unless a chunk or a line is larger; each thread holds that much
+LARGEST_READ_BYTES = 1 << 20  # of a request behind others of its source: on a long way fewer, larger ones carry more
 RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
 
 
@@ -52,6 +54,15 @@ class BatchLayout(NamedTuple):
         marks = digest(mark), digest(grown(mark, batch.data))
         return cls(batch.start, batch.pieces, batch.created_ms, *marks)
 
+    @classmethod
+    def chain(cls, batches: Iterable[FileBatch], mark: bytes) -> list[BatchLayout]:
+        """Of batches that follow each other; ``mark``: the bytes before the first one."""
+        found = []
+        for batch in batches:
+            found.append(cls.of(batch, mark))
+            mark = grown(mark, batch.data)
+        return found
+
     @property
     def size(self) -> int:
         return self.pieces[-1].end
@@ -59,6 +70,14 @@ class BatchLayout(NamedTuple):
     @property
     def end(self) -> int:
         return self.start + self.size
+
+
+class SentBatch(NamedTuple):
+    """A batch that leaves. ``acknowledged``: the source's position then; what lies between is under way, too."""
+
+    source_id: str
+    layout: BatchLayout
+    acknowledged: int
 
 
 class InFlightLog:
@@ -78,7 +97,7 @@ class InFlightLog:
         """What was reserved is used up: `begin` a new file."""
         return self._end - self._begun > RESERVED_BYTES
 
-    def begin(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
+    def begin(self, cuts: Iterable[SentBatch]) -> None:
         """Replaces the file by one with these layouts alone."""
         temporary = self._path.with_name(FILE + ".new")
         fd, lines = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), _lines(cuts)
@@ -93,7 +112,7 @@ class InFlightLog:
         self.close()
         self._fd, self._end, self._begun, self._is_torn = fd, len(lines), len(lines), False
 
-    def add(self, cuts: Iterable[tuple[str, BatchLayout | None]]) -> None:
+    def add(self, cuts: Iterable[SentBatch]) -> None:
         """Behind the others, in one write."""
         lines = _lines(cuts)
         if not lines:
@@ -113,9 +132,10 @@ class InFlightLog:
             os.close(fd)
 
 
-def load(folder: Path) -> dict[str, BatchLayout]:
-    """The last layout of each source. A line that cannot be read is left out: its write was torn."""
-    found = {}
+def load(folder: Path) -> dict[str, list[BatchLayout]]:
+    """The batches of each source that were not acknowledged, in order, without holes. A line that cannot be read is
+    left out: its write was torn."""
+    found: dict[str, list[BatchLayout]] = {}
     try:
         lines = (folder / FILE).read_bytes().splitlines()
     except OSError:
@@ -123,11 +143,24 @@ def load(folder: Path) -> dict[str, BatchLayout]:
     for line in lines:
         try:
             name, start, pieces, created_ms, *marks = json.loads(line)
+            acknowledged = int(marks.pop()) if len(marks) > 2 else int(start)
             cut = BatchLayout(int(start), tuple(Piece(*piece) for piece in pieces), int(created_ms), *map(str, marks))
             if cut.size > 0:
-                found[str(name)] = cut
+                found[str(name)] = _behind(found.get(str(name), []), cut, acknowledged)
         except (ValueError, TypeError, IndexError):
             continue
+    return found
+
+
+def _behind(chain: list[BatchLayout], last: BatchLayout, acknowledged: int) -> list[BatchLayout]:
+    """The chain with the batch that left last. One that goes again unchanged leaves those behind it as they are."""
+    chain = [cut for cut in chain if cut.start >= acknowledged]
+    if last not in chain:
+        chain = [*(cut for cut in chain if cut.end <= last.start), last]
+    found: list[BatchLayout] = []
+    for layout in chain:
+        if layout.start == (found[-1].end if found else acknowledged):
+            found.append(layout)
     return found
 
 
@@ -136,15 +169,17 @@ def _write(fd: int, data: bytes, position: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _lines(cuts: Iterable[tuple[str, BatchLayout | None]]) -> bytes:
-    return b"".join(json.dumps([name, *cut]).encode() + b"\n" for name, cut in cuts if cut is not None)
+def _lines(cuts: Iterable[SentBatch]) -> bytes:
+    """The position is left out where it is the start: then clients of older versions can read the line."""
+    rows = ([name, *cut, *([] if cut.start == position else [position])] for name, cut, position in cuts)
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 class BatchReader:
-    """``kept``: how the batch at the present position was cut before; it is cut alike, so that its copies are equal."""
+    """``kept``: how the next batches were cut before; they are cut alike, so that their copies are equal."""
 
     def __init__(self, source_id: str, limits: Limits, attributes: dict[str, str]) -> None:
-        self.kept: BatchLayout | None = None
+        self.kept: list[BatchLayout] = []
         self._source_id = source_id
         self.limits = limits
         self._attributes = attributes
@@ -161,42 +196,50 @@ class BatchReader:
         waits_s = (idle_s,) if self.limits.record_start is None else (idle_s, min(idle_s, RECORD_WAIT_S))
         return [wait_s for wait_s in waits_s if not source.is_last(now, wait_s)]
 
-    def next(self, source: ByteSource, now: float, created_ms: int, idle_s: float) -> FileBatch | None:
-        """The batch at the position of ``source``; None: there is no whole chunk yet."""
+    def next(
+        self, source: ByteSource, now: float, created_ms: int, idle_s: float, place: ReadPlace, ahead: int = 0
+    ) -> FileBatch | None:
+        """The batch at ``place``; None: there is no whole chunk yet. ``ahead``: so many are under way before it."""
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
         settled = is_last or (limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S)))
-        if end <= source.position or (end == self.barren_end and not settled and self.kept is None):
+        if end <= place.position or (end == self.barren_end and not settled and not self.kept):
             return None
-        kept, self.kept = self.kept, None
-        batch = None if kept is None else self._cut_alike(source, kept)
+        batch = self._cut_alike(source, place)
         if batch is not None:
             return batch
-        usual = min(limits.request_bytes, max(limits.chunk_bytes, READ_BYTES))
-        data, pieces = self._cut(source, usual, is_last, settled)
+        wanted = min(READ_BYTES << ahead, LARGEST_READ_BYTES)
+        usual = min(limits.request_bytes, max(limits.chunk_bytes, wanted))
+        data, pieces = self._cut(source, place, usual, is_last, settled)
         if not pieces and len(data) == usual < limits.request_bytes:  # a line, or a record, that is longer
-            data, pieces = self._cut(source, limits.request_bytes, is_last, settled)
+            data, pieces = self._cut(source, place, limits.request_bytes, is_last, settled)
         if not pieces:
             self.barren_end = end
             return None
         size = pieces[-1].end
-        self._log_holes(source.position, data, size)
+        self._log_holes(place.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
-        return FileBatch(source.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
+        return FileBatch(place.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
 
-    def _cut(self, source: ByteSource, limit: int, is_last: bool, settled: bool) -> tuple[bytes, list[Piece]]:
-        """At most ``limit`` bytes from the position on, and how they are cut."""
-        limits, data = self.limits, source.read(limit)
-        flush = settled and source.position + len(data) >= source.end
+    def _cut(
+        self, source: ByteSource, place: ReadPlace, limit: int, is_last: bool, settled: bool
+    ) -> tuple[bytes, list[Piece]]:
+        """At most ``limit`` bytes from the place on, and how they are cut."""
+        limits, data = self.limits, source.read(limit, place)
+        flush = settled and place.position + len(data) >= source.end
         if flush and not is_last:
             data = data[: data.rfind(b"\n") + 1]
-        inside = is_inside(source.mark, data, limits)
-        so_far = line_so_far(source.before(limits.line_bytes), limits) if inside and limits.cut_lines else 0
+        inside = is_inside(place.mark, data, limits)
+        so_far = line_so_far(source.before(limits.line_bytes, place), limits) if inside and limits.cut_lines else 0
         return data, cut(data, inside, limits, flush, so_far)
 
-    def _cut_alike(self, source: ByteSource, kept: BatchLayout) -> FileBatch | None:
-        """None when ``kept`` belongs to another position."""
-        data = source.read(kept.size) if source.position == kept.start and source.end >= kept.end else b""
+    def _cut_alike(self, source: ByteSource, place: ReadPlace) -> FileBatch | None:
+        """None when what is kept belongs to another position; then it is of no use any more."""
+        if not self.kept:
+            return None
+        kept = self.kept.pop(0)
+        data = source.read(kept.size, place) if place.position == kept.start and source.end >= kept.end else b""
         if len(data) < kept.size:
+            self.kept.clear()
             return None
         return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes, self.limits.rules)
 

@@ -119,7 +119,7 @@ class Checkpoint:
         self.changed: set[str] = set()
         self.generation = 0
         self.dc = self.host = self.machine = self.boot = ""
-        self.cuts: dict[str, BatchLayout] = {}  # of batches that were in flight when the client ended
+        self.cuts: dict[str, list[BatchLayout]] = {}  # of batches that were in flight when the client ended
         self.saved_ns = 0  # Unix time of the last save before this process; 0: there was none
         self._fd = -1  # for appending; -1: the next save writes a whole checkpoint
         self._whole_until = 0.0

@@ -178,6 +178,11 @@ class FileBatch(NamedTuple):
     def end(self) -> int:
         return self.start + len(self.data)
 
+    @property
+    def last(self) -> int:
+        """The seqno of its last chunk."""
+        return self.end
+
     def chunks(self, skips: bool = False) -> Iterator[tuple[Chunk, list[memoryview]]]:
         """Each without its data, and the parts of that, which are no copies.
 

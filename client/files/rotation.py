@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.discover import COMPRESSED, FileKey, files_beside, find_moved
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, Fingerprint, fingerprint
-from logferry.client.files.tail import ByteSource, FileChanged, FileTail
+from logferry.client.files.tail import ByteSource, FileChanged, FileTail, ReadPlace
 
 if TYPE_CHECKING:
     from gzip import GzipFile
@@ -244,13 +244,15 @@ class CompressedFile(ByteSource):
     def close(self) -> None:
         self._file.close()
 
-    def read(self, limit: int) -> bytes:
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
         """Raises OSError for a file that is damaged, FileChanged for one that was written again in place."""
-        return self._at(self.position, min(limit, self.end - self.position))
+        position, _ = place or self.place
+        return self._at(position, min(limit, self.end - position))
 
-    def before(self, limit: int) -> bytes:
-        begin = max(self.position - limit, 0)
-        return self._at(begin, self.position - begin)
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        position, _ = place or self.place
+        begin = max(position - limit, 0)
+        return self._at(begin, position - begin)
 
     def go_to(self, position: int) -> None:
         if position > self.end:

@@ -1,7 +1,8 @@
 """Reading one incarnation of a file, through a descriptor that stays open after renames and removal.
 
 Invariants
-* ``position`` is the end of the acknowledged bytes: reading begins there.
+* ``position`` is the end of the acknowledged bytes. Reading begins there, or at a `ReadPlace` behind what was read and
+  is not acknowledged yet.
 * ``mark`` holds the bytes just before ``position``; ``head`` covers the first `HEAD_BYTES` of everything that was ever
   handed out for sending (see `cover`). Every read verifies both: so a file that was truncated and rewritten
   (``copytruncate``, ``>``) is noticed even when it has grown past ``position``.
@@ -13,9 +14,11 @@ read are lost, as they are for every reader of a file that is truncated.
 from __future__ import annotations
 
 import os
+import resource
 import stat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from logferry.client.events import log_event
 from logferry.client.files.discover import FileKey
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, MARKS_BACK, Fingerprint, born_ns, fingerprint, grown
 
@@ -25,6 +28,13 @@ LONGEST_LOOK_PAUSE_S = 1.0
 
 class FileChanged(Exception):
     """The file holds something else now; the text says how that was noticed."""
+
+
+class ReadPlace(NamedTuple):
+    """Where to read. ``mark``: the bytes before it."""
+
+    position: int
+    mark: bytes
 
 
 class ByteSource(Protocol):
@@ -37,11 +47,15 @@ class ByteSource(Protocol):
     def end(self) -> int:
         """How far there are bytes now."""
 
-    def read(self, limit: int) -> bytes:
-        """At most ``limit`` bytes from ``position`` on."""
+    @property
+    def place(self) -> ReadPlace:
+        return ReadPlace(self.position, self.mark)
 
-    def before(self, limit: int) -> bytes:
-        """At most ``limit`` bytes before ``position``; fewer if no more are available."""
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        """At most ``limit`` bytes from ``place`` on; None: from ``position`` on."""
+
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        """At most ``limit`` bytes before ``place``; fewer if no more are available."""
 
     def advance(self, data: bytes | memoryview) -> None:
         """``data``, which was read at ``position``, is acknowledged."""
@@ -181,33 +195,37 @@ class FileTail(ByteSource):
         places = [self.position - far for far in MARKS_BACK if self.position - far >= HEAD_BYTES]
         return tuple((at, fingerprint(self.pread(MARK_BYTES, at - MARK_BYTES)).digest) for at in places)
 
-    def read(self, limit: int) -> bytes:
-        """Raises `FileChanged` if the bytes before ``position`` are not those that were acknowledged.
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        """Raises `FileChanged` if the bytes before ``place`` are not those that were read there.
 
         Both head and mark are verified: lines of equal length and end make a mark that matches by chance.
         """
-        wanted = min(limit, max(self.end - self.position, 0))
-        data = os.pread(self._fd, wanted, self.position)  # first: what is verified afterwards is no older
-        before = len(self.mark)
-        if os.pread(self._fd, before, self.position - before) != self.mark:
-            raise FileChanged(f"the {before} bytes before position {self.position} are not what they were")
+        position, mark = place or self.place
+        wanted = min(limit, max(self.end - position, 0))
+        data = os.pread(self._fd, wanted, position)  # first: what is verified afterwards is no older
+        before = len(mark)
+        if os.pread(self._fd, before, position - before) != mark:
+            raise FileChanged(f"the {before} bytes before position {position} are not what they were")
         if fingerprint(os.pread(self._fd, self.head.length, 0)) != self.head:
             raise FileChanged(f"its first {self.head.length} bytes are not what they were")
         return data
 
-    def before(self, limit: int) -> bytes:
-        begin = max(self.position - limit, 0)
-        return os.pread(self._fd, self.position - begin, begin)
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        position, _ = place or self.place
+        begin = max(position - limit, 0)
+        return os.pread(self._fd, position - begin, begin)
 
-    def cover(self, data: bytes | memoryview) -> bool:
-        """Extends ``head`` over ``data``, read at ``position`` and about to be sent; True if it grew.
+    def cover(self, data: bytes | memoryview, start: int | None = None) -> bool:
+        """Extends ``head`` over ``data``, read at ``start`` (None: at ``position``) and about to be sent; True if it
+        grew.
 
         Raises `FileChanged` if the head of the file is not that of ``data``.
         """
-        if self.head.length >= min(HEAD_BYTES, self.position + len(data)):
+        start = self.position if start is None else start
+        if self.head.length >= min(HEAD_BYTES, start + len(data)):
             return False
         raw = os.pread(self._fd, HEAD_BYTES, 0)
-        new = raw[self.position :]
+        new = raw[start:]
         if fingerprint(raw[: self.head.length]) != self.head or data[: len(new)] != new[: len(data)]:
             raise FileChanged(f"its first {len(raw)} bytes were changed while they were read")
         self.head = fingerprint(raw)
@@ -252,15 +270,24 @@ class BufferedRemainder(ByteSource):
     def end(self) -> int:
         return self._start + len(self._data)
 
-    def read(self, limit: int) -> bytes:
-        begin = self.position - self._start
+    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        begin = (place or self.place).position - self._start
         return self._data[begin : begin + limit]
 
-    def before(self, limit: int) -> bytes:
-        return self.mark[-limit:]
+    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
+        return (place or self.place).mark[-limit:]
 
     def go_to(self, position: int) -> None:
         if not self._start <= position <= self.end:
             raise FileChanged(f"the gateway is at {position}, kept are {self._start} to {self.end}")
         self.mark = grown(self._start_mark, self._data[: position - self._start])
         self.position = position
+
+
+def raise_file_limit() -> None:
+    """Every followed file stays open, so that a rotated one can be read to its end."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        log_event("file-limit", reason=error)

@@ -34,16 +34,18 @@ SHORTEST_WAIT_MS = 10
 
 
 class PageRequest(NamedTuple):
-    """One request: ``partition`` from ``offset`` on."""
+    """One request: ``partition`` from ``offset`` on. ``move``: how often the partition was set elsewhere before it."""
 
     partition: Partition
     offset: int
     wait_ms: int
+    move: int = 0
 
 
 @dataclass
 class _Turn:
-    """The state of a partition. ``end``: reading stops there; None: never."""
+    """The state of a partition. ``end``: reading stops there; None: never. ``moves``: pages asked for before the last
+    one no longer count."""
 
     offset: int
     end: int | None
@@ -51,6 +53,8 @@ class _Turn:
     has_news: bool = True
     not_before: float = 0.0
     failures: int = 0
+    moves: int = 0
+    is_paused: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -66,6 +70,7 @@ class PartitionScheduler:
         self._order: deque[Partition] = deque()
         self._pages: deque[tuple[Partition, deque[ReceivedChunk], int]] = deque()  # each with the next offset
         self._places: dict[Partition, ReadOffset] = {}
+        self._under_way = 0
         self.freed = 0  # pages that were delivered: so often there was room for another one
 
     def add(self, partition: Partition, at: ReadOffset, end: int | None) -> None:
@@ -79,27 +84,45 @@ class PartitionScheduler:
     def position(self) -> Position:
         return Position(self._places)
 
+    def move(self, partition: Partition, at: ReadOffset) -> None:
+        """Reads the partition from ``at`` on; what was fetched ahead of it is dropped. Raises KeyError."""
+        turn = self._turns[partition]
+        turn.moves += 1
+        turn.is_asked = False  # its answer no longer counts
+        turn.offset, turn.has_news, turn.not_before = at.offset, True, 0.0
+        self._places[partition] = at
+        before = len(self._pages)
+        self._pages = deque(page for page in self._pages if page[0] != partition)
+        self.freed += before - len(self._pages)
+
+    def pause(self, partition: Partition, is_paused: bool) -> None:
+        """Nothing of a paused partition is delivered or fetched. Raises KeyError."""
+        turn = self._turns[partition]
+        if is_paused and not turn.is_paused:
+            self.move(partition, self._places[partition])
+        turn.is_paused = is_paused
+
     # ---- requests out, pages in ------------------------------------------------------------------------------
 
     def next_request(self, now: float) -> PageRequest | None:
         """The next request, now under way; None: there is none before `due`, or before a page is delivered."""
-        under_way = sum(turn.is_asked for turn in self._turns.values())
-        if under_way + len(self._pages) >= self._slots:
+        if self._under_way + len(self._pages) >= self._slots:
             return None
         for _ in range(len(self._order)):
             partition = self._order[0]
             self._order.rotate(-1)
             turn = self._turns[partition]
-            if not (turn.is_asked or turn.is_done or now < turn.not_before):
+            if not (turn.is_asked or turn.is_done or turn.is_paused or now < turn.not_before):
                 wait_ms = self._wait_ms(turn)
                 turn.is_asked = True
-                return PageRequest(partition, turn.offset, wait_ms)
+                self._under_way += 1
+                return PageRequest(partition, turn.offset, wait_ms, turn.moves)
         return None
 
     def _wait_ms(self, asked: _Turn) -> int:
         if asked.end is not None or asked.has_news:
             return 0
-        open_turns = [turn for turn in self._turns.values() if not turn.is_done]
+        open_turns = [turn for turn in self._turns.values() if not (turn.is_done or turn.is_paused)]
         if len(open_turns) <= self._slots:
             return LONG_POLL_MS
         if any(turn.has_news for turn in open_turns):
@@ -115,6 +138,9 @@ class PartitionScheduler:
         """The page of a request: the next one of the partition begins behind it."""
         turn = self._turns[ask.partition]
         fresh = deque(chunk for chunk in chunks if chunk.offset >= ask.offset)
+        self._under_way -= 1
+        if not self.is_current(ask):
+            return
         turn.is_asked, turn.failures, turn.not_before = False, 0, 0.0
         turn.has_news = next_offset > turn.offset
         turn.offset = max(next_offset, turn.offset)
@@ -123,9 +149,16 @@ class PartitionScheduler:
 
     def fail(self, ask: PageRequest, again: RetryLater, now: float) -> None:
         """No page came: the partition is asked again after a pause, which grows."""
+        self._under_way -= 1
+        if not self.is_current(ask):
+            return
         turn = self._turns[ask.partition]
         turn.failures += 1
         turn.is_asked, turn.not_before = False, now + again.pause_s(turn.failures)
+
+    def is_current(self, ask: PageRequest) -> bool:
+        """Whether the partition was not set elsewhere since the request began."""
+        return ask.move == self._turns[ask.partition].moves
 
     # ---- chunks out ------------------------------------------------------------------------------------------
 

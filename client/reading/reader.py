@@ -21,9 +21,9 @@ from logferry.client.errors import LogferryError
 from logferry.client.reading.decode import Line, ReceivedChunk, best_decoder
 from logferry.client.reading.reader_core import Ask, HoldSession, ReaderCore, StartWorkers, Step, Steps, Wait
 from logferry.client.reading.requests import ReaderRequest, ReaderRequests, RetryLater, error_of, page_of
-from logferry.client.reading.subscription import SILENCE_S, Cursors, Position, ReaderOptions, topics_of
-from logferry.client.transport.cluster import cluster_of, deadline_of
-from logferry.client.transport.connections import Dialer, Reply, cut, proxies_of
+from logferry.client.reading.subscription import SILENCE_S, Cursors, Partition, Position, ReaderOptions, topics_of
+from logferry.client.transport.cluster import Token, cluster_of, deadline_of
+from logferry.client.transport.connections import Dialer, Reply, TlsFiles, cut, proxies_of
 
 _JOIN_S = 1.0
 _READ_BYTES = 256 << 10
@@ -46,8 +46,10 @@ class ReaderFace(ABC, Generic[_Revoked]):
         attributes: Mapping[str, str] | None = None,
         follow: bool = True,
         max_chunks: int | None = None,
-        token: str | None = None,
+        token: Token = None,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
         gzip: bool = False,
         page_bytes: int = 1 << 20,
         connections: int = 8,
@@ -61,10 +63,10 @@ class ReaderFace(ABC, Generic[_Revoked]):
             follow=follow, max_chunks=max_chunks, gzip=gzip, page_bytes=page_bytes, connections=connections,
         )  # fmt: skip
         self._on_revoked = on_revoked
-        self._core = ReaderCore(options, drop_copies, self._prepare(options, ca_file))
+        self._core = ReaderCore(options, drop_copies, self._prepare(options, TlsFiles(ca_file, cert_file, key_file)))
 
     @abstractmethod
-    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
+    def _prepare(self, options: ReaderOptions, files: TlsFiles) -> Callable[[], None]:
         """The face's own parts. Returns what wakes all that wait."""
 
 
@@ -84,17 +86,18 @@ class Reader(ReaderFace[None]):
     with its zone, a `Position` or `Cursors`, or the text of one; partitions that a position does not name are read from
     their beginning. ``partitions``: only these. ``source_prefix``, ``attributes``: only chunks of such sources, with
     such attributes. ``follow``: wait for more chunks; else reading ends where each topic ended when it began.
-    ``max_chunks``: end after so many. ``token``: one that may read the topics. ``ca_file``: a PEM file with the
-    authority of the gateways' certificates; None: the system's. ``gzip``: compress responses, for slow links. The
-    reader holds at most ``connections`` pages of about ``page_bytes`` each. ``drop_copies``: if a source has moved to
-    another data centre, a chunk that is in two topics of the same name comes once. It is identified by source id and
-    seqno, so switch this off where one source id is used with several partition keys. ``on_revoked``: called before
-    partitions move to another reader; what it commits within a second does not come again.
+    ``max_chunks``: end after so many. ``token``: one that may read the topics, or a function that returns it.
+    ``ca_file``: a PEM file with the authority of the gateways' certificates; None: the system's. ``cert_file``,
+    ``key_file``: PEM files with the certificate that the reader shows, and its key. ``gzip``: compress responses, for
+    slow links. The reader holds at most ``connections`` pages of about ``page_bytes`` each. ``drop_copies``: if a
+    source has moved to another data centre, a chunk that is in two topics of the same name comes once. It is identified
+    by source id and seqno, so switch this off where one source id is used with several partition keys. ``on_revoked``:
+    called before partitions move to another reader; what it commits within a second does not come again.
     """
 
-    def _prepare(self, options: ReaderOptions, ca_file: str | None) -> Callable[[], None]:
-        """Raises OSError if ``ca_file`` cannot be used."""
-        self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
+    def _prepare(self, options: ReaderOptions, files: TlsFiles) -> Callable[[], None]:
+        """Raises OSError if a file cannot be used."""
+        self._dialer = Dialer(files.ca_file, (), proxies_of(os.environ), files.cert_file, files.key_file)
         self._requests = ReaderRequests(options, self._dialer)
         # Taken by itself: a Condition that is interrupted in its own `__enter__` stays locked.
         self._lock = threading.Lock()
@@ -172,6 +175,33 @@ class Reader(ReaderFace[None]):
         `Unknown` after ``timeout_s``.
         """
         return self._run(self._core.translate((topic, partition), offset, from_dc, to_dc, deadline_of(timeout_s)))
+
+    def lag(self, timeout_s: float | None = None) -> dict[Partition, int | None]:
+        """For each partition in `position`, how many offsets lie between it and the end; None: it has no leader.
+
+        Asks the gateway. Transactions leave offsets without chunks, so it may count a few too many. Raises `Rejected`,
+        and `Unknown` after ``timeout_s``.
+        """
+        return self._run(self._core.lags(deadline_of(timeout_s)))
+
+    def seek(self, to: str | Position, timeout_s: float | None = None) -> None:
+        """Reads each partition that the position names from there on, forwards or backwards; the others stay.
+
+        Between two chunks, or lines: a loop over `lines` continues with those of the new position. Opens if need be.
+        Raises ValueError for a reader with a consumer, and for a partition that is not read.
+        """
+        self._run(self._core.seeking(to, deadline_of(timeout_s)))
+
+    def pause(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """Nothing of the partitions (None: of all) is delivered before `resume`. What was fetched ahead is dropped.
+
+        Opens if need be. Raises as `seek` does.
+        """
+        self._run(self._core.pausing(partitions, True, deadline_of(timeout_s)))
+
+    def resume(self, partitions: Iterable[Partition] | None = None, timeout_s: float | None = None) -> None:
+        """Ends the pause of the partitions; None: of all. Calling it again is safe."""
+        self._run(self._core.pausing(partitions, False, deadline_of(timeout_s)))
 
     @property
     def is_over(self) -> bool:

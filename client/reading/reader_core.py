@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Callable, NamedTuple, TypeVar, Union
 
 from logferry.client.errors import Closed, LogferryError, OutOfRange, OwnProcess, Superseded, Unknown
 from logferry.client.reading.decode import Line, ReceivedChunk
+from logferry.client.reading.duplicates import DuplicateFilter, spans_data_centres
 from logferry.client.reading.prefetch import GroupMembership, PartitionScheduler, PartitionsRevoked, has_news
 from logferry.client.reading.requests import (
     RetryLater,
@@ -23,6 +24,7 @@ from logferry.client.reading.requests import (
     cursors_of,
     document_of,
     full_topics,
+    lags_of,
     resolve_cursors,
     start_positions,
     translated_offset,
@@ -33,50 +35,6 @@ from logferry.client.transport.connections import Reply
 
 _T = TypeVar("_T")
 LOOK_INTERVAL_S = 30.0
-_MOST_SOURCES = 200_000
-_MOST_SPANS = 8
-
-Span = tuple[int, int]  # all of the source above the first and up to the second
-
-
-class DuplicateFilter:
-    """Chunks that are in the topics of two data centres: source and seqno identify the second copy.
-
-    A source whose data centre is gone fails over to the next one, and sends there the chunks whose outcome is unknown.
-    When the first one comes back, chunks that it had recorded exist twice: in ``dc1.nginx`` and in ``dc2.nginx``.
-
-    The delivered seqnos of each source are known by data centre; sources that were silent for longest are forgotten.
-    """
-
-    def __init__(self, most_sources: int = _MOST_SOURCES) -> None:
-        self._most = most_sources
-        self._sources: OrderedDict[tuple[str, str], dict[str, list[Span]]] = OrderedDict()
-
-    def is_duplicate(self, chunk: ReceivedChunk) -> bool:
-        """Whether the chunk was delivered from another data centre's topic before; if not, it is remembered."""
-        source = (chunk.topic.partition(".")[2], chunk.source_id)
-        by_dc = self._sources.setdefault(source, {})
-        self._sources.move_to_end(source)
-        if len(self._sources) > self._most:
-            self._sources.popitem(last=False)
-        for dc, spans in by_dc.items():
-            if dc != chunk.dc and any(low < chunk.seqno <= high for low, high in spans):
-                return True
-        spans = by_dc.setdefault(chunk.dc, [])
-        low = chunk.seqno - 1 if chunk.prev is None else chunk.prev
-        if spans and low == spans[-1][1]:
-            spans[-1] = (spans[-1][0], chunk.seqno)
-        elif not any(first < chunk.seqno <= last for first, last in spans):
-            spans.append((low, chunk.seqno))
-            del spans[:-_MOST_SPANS]
-        return False
-
-
-def spans_data_centres(topics: Iterable[str]) -> bool:
-    """Whether these can be topics of one name in several data centres."""
-    topics = list(topics)
-    names = {topic.partition(".")[2] for topic in topics}
-    return any(mark in topic for topic in topics for mark in "*?[") or len(names) < len(set(topics))
 
 
 class Ask(NamedTuple):
@@ -128,6 +86,7 @@ class ReaderCore:
         self._is_open = False
         self._next_look = 0.0
         self._has_begun = False  # the session, with more than its opening
+        self._moves = 0
         self._trouble = TroubleLog("reader")
 
     # ---- state -----------------------------------------------------------------------------------------------
@@ -225,7 +184,7 @@ class ReaderCore:
 
     def lines_of(self, chunk: ReceivedChunk) -> Iterator[Line]:
         """The lines that were not handed out before. `position` counts each before it is handed out."""
-        found = chunk.lines()
+        found, moves = chunk.lines(), self._moves
         at = self._source.at(chunk)
         for number in range(at.lines if at.offset == chunk.offset else 0, len(found)):
             if number + 1 < len(found):
@@ -233,6 +192,8 @@ class ReaderCore:
             else:
                 self.deliver(chunk)
             yield Line(chunk.source_id, chunk.seqno, number, found[number], chunk)
+            if moves != self._moves:
+                return
         self.deliver(chunk)
 
     def cursors(self, deadline: float | None) -> Steps[Cursors]:
@@ -242,6 +203,47 @@ class ReaderCore:
         self, partition: Partition, offset: int, from_dc: str, to_dc: str, deadline: float | None
     ) -> Steps[int]:
         return self._follow(translated_offset(self.options, partition, offset, from_dc, to_dc), deadline)
+
+    def lags(self, deadline: float | None) -> Steps[dict[Partition, int | None]]:
+        return self._follow(lags_of(self.options, self.position), deadline)
+
+    def seeking(self, to: str | Position, deadline: float | None) -> Steps[None]:
+        """Every partition that the position names is read from there on."""
+        wanted = replace(self.options, start=to)
+        if not isinstance(wanted.start, Position):
+            raise ValueError(f"seek: {to!r} is no position")
+        yield from self.opening(deadline)
+        scheduler = self._pages("seek")
+        wanted = yield from self._follow(resolve_cursors(wanted), deadline)
+        places = wanted.stored()
+        self._check_known("seek", places)
+        for partition, at in places.items():
+            scheduler.move(partition, at)
+        self._moves += 1
+        self.notify()
+
+    def pausing(self, partitions: Iterable[Partition] | None, is_paused: bool, deadline: float | None) -> Steps[None]:
+        """None: all."""
+        yield from self.opening(deadline)
+        scheduler = self._pages("pause")
+        wanted = list(self.position if partitions is None else partitions)
+        self._check_known("pause", wanted)
+        for partition in wanted:
+            scheduler.pause(partition, is_paused)
+        self.notify()
+
+    def _pages(self, call: str) -> PartitionScheduler:
+        if isinstance(self._source, PartitionScheduler):
+            return self._source
+        raise ValueError(
+            f"{call}: the gateway sends a consumer its chunks; to set it elsewhere, use PUT"
+            " /v1/consumers/{consumer}/offsets"
+        )
+
+    def _check_known(self, call: str, partitions: Iterable[Partition]) -> None:
+        strange = [f"{topic}:{number}" for topic, number in partitions if (topic, number) not in self.position]
+        if strange:
+            raise ValueError(f"{call}: {', '.join(strange)} is not read by this reader")
 
     def commit(self, deadline: float | None) -> Steps[None]:
         if self.options.consumer is None:
@@ -317,6 +319,9 @@ class ReaderCore:
                 self._trouble.failed(now, again)
                 scheduler.fail(request, again, time.monotonic())
             except OutOfRange as error:  # the response does not name the partition
+                if not scheduler.is_current(request):
+                    scheduler.take(request, (), request.offset)
+                    continue
                 raise OutOfRange(str(error), *request.partition, error.first, error.next) from None
             else:
                 self._trouble.worked()

@@ -38,7 +38,7 @@ class RetryLater(Exception):
 
 
 class ReaderRequest:
-    """One attempt at the present gateway: a GET, or a POST of ``body``.
+    """One attempt at the present gateway: a GET, or a POST of ``body``. Raises `RetryLater` if there is no token.
 
     A page and a stream are asked for in the format of `best_decoder`, all else is JSON.
     """
@@ -55,7 +55,10 @@ class ReaderRequest:
         self.base = options.cluster.current_url()
         self.url = self.base + path
         self.method, self.body = "GET" if body is None else "POST", body
-        self.headers = {"User-Agent": USER_AGENT, **options.cluster.authorization(self.base)}
+        try:
+            self.headers = {"User-Agent": USER_AGENT, **options.cluster.authorization(self.base)}
+        except NoResponse as error:
+            raise RetryLater(str(error)) from error
         self.headers["Accept-Encoding"] = "gzip" if is_page and options.gzip else "identity"
         if is_page or is_stream:
             self.headers["Accept"] = best_decoder().media_type
@@ -197,6 +200,18 @@ def start_positions(wanted: ReaderOptions) -> Generator[str, Reply, list[tuple[P
     strange = [f"{topic}:{number}" for topic, number in sorted(stored) if (topic, number) not in known]
     if strange and len(strange) == len(stored):
         raise Rejected(f"start: the position is of {', '.join(strange)}, which is not what is read")
+    return found
+
+
+def lags_of(wanted: ReaderOptions, position: Position) -> Generator[str, Reply, dict[Partition, int | None]]:
+    """How many offsets lie between the position and the end of each partition; None: it has no leader."""
+    found: dict[Partition, int | None] = {}
+    for topic in sorted({topic for topic, _ in position}):
+        for one in document_of((yield wanted.topic_path(topic)))["offsets"]:
+            at = position.get((topic, int(one["partition"])))
+            if at is not None:
+                end = None if one["next"] is None else int(one["next"])
+                found[topic, int(one["partition"])] = None if end is None else max(end - at.offset, 0)
     return found
 
 

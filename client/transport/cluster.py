@@ -4,7 +4,8 @@ The token is sent to the URLs that were given, and to those that a session's ans
 to anywhere else is not followed with a token: the source asks a given URL for its session again, and so learns the
 owner's URL from a gateway that it trusts.
 
-Tokens and the authority's certificate are read again while the push-client runs: both are rotated.
+Tokens and certificates are read again while the push-client runs: they are rotated. A program gives a function
+for its token instead.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Callable, Union
 
 from logferry.client.events import log_event
-from logferry.client.transport.connections import Dialer
+from logferry.client.transport.connections import Dialer, NoResponse
 from logferry.gateway.contract.names import check_token, check_url, is_plain, origin_of
 
 RETRY_S = (0.1, 10.0)  # first and longest pause
@@ -27,6 +29,8 @@ BACK_TO_FIRST_S = 60.0
 USER_AGENT = "logferry-client"
 ANSWER_TIMEOUT_S = 40.0  # of the library: a little more than the gateway gives itself
 
+
+Token = Union[str, Callable[[], str], None]
 
 _named: set[object] = set()
 
@@ -44,11 +48,11 @@ def bearer(token: str, url: str) -> dict[str, str]:
 class GatewayCluster:
     """The given URLs of one data centre, and the owners' URLs that were learned.
 
-    The first URL is the preferred one: away from it, it is tried again every `BACK_TO_FIRST_S`. ``token`` may be
-    replaced at any time.
+    The first URL is the preferred one: away from it, it is tried again every `BACK_TO_FIRST_S`. ``token``, or a
+    function that is asked for it before each request, may be replaced at any time.
     """
 
-    def __init__(self, urls: Sequence[str], token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, urls: Sequence[str], token: Token, clock: Callable[[], float] = time.monotonic) -> None:
         self.urls = [url.rstrip("/") for url in urls]
         self._turn = 0
         self._clock = clock
@@ -79,20 +83,25 @@ class GatewayCluster:
         return origin_of(url) is not None and (self.token is None or origin_of(url) in self._own)
 
     def authorization(self, url: str) -> dict[str, str]:
-        """The header with the token, where ``url`` may see it."""
+        """The header with the token, where ``url`` may see it. Raises `NoResponse` if the function has none."""
         if self.token is None or origin_of(url) not in self._own:
             return {}
-        return bearer(self.token, url)
+        if isinstance(self.token, str):
+            return bearer(self.token, url)
+        try:
+            return bearer(check_token(self.token(), "token"), url)
+        except Exception as error:  # of the program's function; the request may be repeated
+            raise NoResponse(f"the function for the token: {error!r}") from error
 
 
-def cluster_of(urls: str | Iterable[str], token: str | None) -> GatewayCluster:
+def cluster_of(urls: str | Iterable[str], token: Token) -> GatewayCluster:
     """Validates the ``urls`` and ``token`` arguments of `Writer` and `Reader`. Raises ValueError."""
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
         raise ValueError("urls: at least one is needed, like http://127.0.0.1:8080")
     for url in given:
         check_url(url, "urls:")
-    return GatewayCluster(given, None if token is None else check_token(token, "token"))
+    return GatewayCluster(given, check_token(token, "token") if isinstance(token, str) else token)
 
 
 def read_token(path: str) -> str:
@@ -107,13 +116,10 @@ def read_token(path: str) -> str:
 class Credentials:
     """The files behind ``clusters``, by their numbers, and behind ``dialer``; None: there is no file."""
 
-    def __init__(
-        self, clusters: Sequence[GatewayCluster], token_files: Sequence[str | None], dialer: Dialer, ca_file: str | None
-    ) -> None:
+    def __init__(self, clusters: Sequence[GatewayCluster], token_files: Sequence[str | None], dialer: Dialer) -> None:
         self._clusters = clusters
         self._token_files = token_files
         self._dialer = dialer
-        self._ca_file = ca_file
         self._seen = self._look()
 
     def read(self, always: bool = False) -> bool:
@@ -140,7 +146,7 @@ class Credentials:
     def _look(self) -> list[tuple[int, ...]]:
         """What tells a file from the one before; a file that is missing has nothing of it."""
         found: list[tuple[int, ...]] = []
-        for path in (*self._token_files, self._ca_file):
+        for path in (*self._token_files, *self._dialer.files):
             try:
                 facts = None if path is None else os.stat(path)  # noqa: PTH116
             except OSError:

@@ -34,6 +34,26 @@ def check_pin(text: str) -> str:
     return pin
 
 
+class TlsFiles(NamedTuple):
+    """PEM files. ``ca_file``: the authority of the gateways' certificates; None: the system's. ``cert_file``: the
+    certificate that this client shows, with those of intermediate authorities; ``key_file``: its key, None: in the
+    same file."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises OSError or ssl.SSLError if a file cannot be used, ValueError for a key alone."""
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("key_file: its certificate is missing, cert_file")
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if self.cert_file is not None:
+            # A key with a password would ask on the terminal.
+            context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
+        return context
+
+
 class Dialer:
     """Makes connections, not yet connected; shared by all threads.
 
@@ -42,17 +62,23 @@ class Dialer:
     """
 
     def __init__(
-        self, ca_file: str | None = None, pins: Iterable[str] = (), proxies: Mapping[str, str] | None = None
+        self,
+        ca_file: str | None = None,
+        pins: Iterable[str] = (),
+        proxies: Mapping[str, str] | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
     ) -> None:
-        """Raises OSError or ssl.SSLError if ``ca_file`` cannot be used."""
+        """Raises OSError or ssl.SSLError if a file cannot be used."""
         self._pins = frozenset(pins)
         self._proxies = dict(proxies or {})
-        self._ca_file = ca_file
-        self._context: ssl.SSLContext | None = self._make_context() if ca_file is not None else None
+        self.files = TlsFiles(ca_file, cert_file, key_file)
+        self._context: ssl.SSLContext | None = None
+        self.reload()
 
     def reload(self) -> None:
-        """Reads the authorities again, for connections made from now on. Raises as the constructor does."""
-        self._context = self._make_context() if self._ca_file is not None else None
+        """Reads the files again, for connections made from now on. Raises as the constructor does."""
+        self._context = self._make_context() if any(self.files) else None
 
     def connection(self, url: SplitResult) -> http.client.HTTPConnection:
         """For requests to the origin of ``url``. Raises ValueError for an invalid URL or proxy."""
@@ -78,8 +104,8 @@ class Dialer:
         return f"http://{url.netloc}{target}", _proxy_authorization(proxy)
 
     def _make_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self._ca_file)
-        if self._pins and self._ca_file is None:
+        context = self.files.context()
+        if self._pins and self.files.ca_file is None:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context

@@ -36,7 +36,9 @@ class NextStep(enum.Enum):
 
 
 class GatewayAnswer(NamedTuple):
-    """The part of a response that decides. ``type``: the problem kind, empty if there is none."""
+    """The part of a response that decides. ``type``: the problem kind, empty if there is none. ``offsets``: of the
+    first and the last chunk that was written; so many before them are ``duplicates``.
+    """
 
     status: int
     type: str = ""
@@ -46,6 +48,10 @@ class GatewayAnswer(NamedTuple):
     url: str | None = None
     retry_after_s: float = 0.0
     source_retention_ms: int | None = None
+    topic: str = ""
+    partition: int | None = None
+    duplicates: int = 0
+    offsets: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.status or 'no answer'}{' ' if self.type else ''}{self.type}: {self.detail}"
@@ -103,7 +109,18 @@ def read_answer(reply: Reply, opens: bool) -> GatewayAnswer:
         url=content["url"] if isinstance(content.get("url"), str) else None,
         retry_after_s=_retry_after_s(headers.get("retry-after"), received_s),
         source_retention_ms=retention_ms if isinstance(retention_ms, int) and retention_ms > 0 else None,
+        **_places(content),
     )
+
+
+def _places(content: Mapping[str, Any]) -> dict[str, Any]:
+    topic, partition, duplicates = (content.get(name) for name in ("topic", "partition", "duplicates"))
+    if not isinstance(topic, str) or not isinstance(partition, int):
+        return {}
+    offsets = content.get("offsets")
+    is_known = isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(one, int) for one in offsets)
+    found = tuple(offsets) if is_known and offsets is not None else None
+    return {"topic": topic, "partition": partition, "duplicates": duplicates or 0, "offsets": found}
 
 
 def problem_kind(document: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from logferry.client.errors import LogferryError, Rejected, Superseded
 from logferry.client.files.identity import printable
-from logferry.client.transport.cluster import pause_s
+from logferry.client.transport.cluster import Token, pause_s
 from logferry.client.writing.writer import Writer
 
 
@@ -149,19 +149,22 @@ class LogferryHandler(logging.Handler):
         source_id: str | None = None,
         *,
         level: int | str = logging.NOTSET,
-        token: str | None = None,
+        token: Token = None,
         attributes: Mapping[str, str] | None = None,
         gzip: bool = False,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
         queue_records: int = 10_000,
         queue_bytes: int = 8 << 20,
         close_timeout_s: float = 5.0,
     ) -> None:
-        """Raises ValueError, and OSError if ``ca_file`` cannot be used. Sends nothing yet."""
+        """Raises ValueError, and OSError if a file cannot be used. Sends nothing yet."""
         super().__init__(level)
         self._new_writer = partial(
             Writer, [urls] if isinstance(urls, str) else list(urls), topic, token=token,
-            attributes=dict(attributes or {}), gzip=gzip, ca_file=ca_file, buffer_bytes=_BUFFER_BYTES, in_flight=1,
+            attributes=dict(attributes or {}), gzip=gzip, ca_file=ca_file, cert_file=cert_file, key_file=key_file,
+            buffer_bytes=_BUFFER_BYTES, in_flight=1,
         )  # fmt: skip
         self._limits = queue_records, queue_bytes
         self._close_timeout_s = close_timeout_s

@@ -1,17 +1,10 @@
-"""The send window of a writer's session: its next request, and the effect of each answer. Pure: no clock, no lock.
+"""The chunks of a writer's session between `put` and their acknowledgement. Pure: no clock, no lock.
 
-Invariants, kept here and nowhere else:
+`RequestWindow` keeps the protocol; here are the chunks, how they are gathered into batches, and what ends the session:
 
 * A chunk's bytes and ``prev`` are fixed when it is taken, and sent again unchanged. A batch of chunks is halved only if
   it is too large.
-* Every chunk names the one before it as ``prev``; the first chunk of a new source has none. So batches that overtake
-  each other are refused as ``gap``, never recorded out of order. Until the session's first acknowledgement one request
-  is under way at a time.
-* A batch is begun when the one before it has left this machine (`sent`), so that they seldom overtake each other. When
-  they were begun at once, half of the requests were refused for that, and sent again.
-* A batch that was not recorded, or whose outcome is unknown, is sent again alone, before anything behind it.
-* A batch that is refused ends the session, but only when everything before it is acknowledged: the first error is
-  reported first. Nothing behind it can have been recorded.
+* A batch that is refused ends the session, but only when everything before it is acknowledged.
 
 A session may be superseded by itself: if the answer to an opening was lost, that opening may take place late. So for
 `OWN_OPENING_S` after such an opening the session is opened once more, if only this writer's chunks are recorded.
@@ -20,13 +13,12 @@ A session may be superseded by itself: if the answer to an opening was lost, tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from logferry.client.errors import Rejected, Superseded, Unknown
-from logferry.client.transport.cluster import RETRY_S, pause_s
-from logferry.client.transport.source_request import FORWARDED_S, NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
+from logferry.client.transport.request_window import RequestWindow, Slot
+from logferry.client.transport.source_request import NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
 from logferry.gateway.contract.chunk import Chunk, pack_chunk
 from logferry.gateway.contract.names import MAX_SEQNO, check_attributes
 
@@ -43,30 +35,37 @@ class Limits(NamedTuple):
     in_flight: int = 4
 
 
+class ChunkReceipt(NamedTuple):
+    """A chunk is recorded. ``topic``: in full; ``offset``: of its record in the partition.
+
+    What no answer named is None: where a chunk was recorded before, or where its answer was lost.
+    """
+
+    seqno: int
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+Heard = Callable[[ChunkReceipt], None]
+
+
 class PackedChunk(NamedTuple):
-    """A chunk as it is sent."""
+    """A chunk as it is sent. ``heard``: to be called with its receipt."""
 
     seqno: int
     wire: bytes
+    heard: Heard | None = None
 
     @property
     def size(self) -> int:
         return len(self.wire) + CHUNK_OVERHEAD_BYTES
 
 
-@dataclass(eq=False)
-class SendBatch:
-    """``is_sent``: a request is under way; ``is_out``: its body has left. ``is_maybe``: the outcome of an attempt is
-    unknown. ``is_late``: it overtook the batch before it.
-    """
+class SendBatch(NamedTuple):
+    """The chunks of one request."""
 
     chunks: tuple[PackedChunk, ...]
-    is_sent: bool = False
-    is_out: bool = False
-    is_maybe: bool = False
-    is_late: bool = False
-    not_before: float = 0.0
-    refused: GatewayAnswer | None = None
 
     @property
     def last(self) -> int:
@@ -83,14 +82,17 @@ class SendBatch:
 class SendJob(NamedTuple):
     """One request: a batch, or None for an opening. ``url``: the owner, if known; None: a given URL.
 
-    ``direct``: the gateway may redirect; else it forwards. ``is_first``: everything before it is acknowledged.
+    ``direct``: the gateway may redirect; else it forwards.
     """
 
-    batch: SendBatch | None
+    slot: Slot[SendBatch] | None
     session: int | None
     url: str | None
     direct: bool
-    is_first: bool
+
+    @property
+    def batch(self) -> SendBatch | None:
+        return None if self.slot is None else self.slot.batch
 
 
 class SendWindow:
@@ -98,28 +100,31 @@ class SendWindow:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.session: int | None = None
-        self.recorded: int | None = None
         self.failure: GatewayAnswer | None = None
         self.buffered_bytes = 0
         self.put_count = 0
         self.settled_count = 0
+        self._window: RequestWindow[SendBatch] = RequestWindow(limits.in_flight)
         self._unknown_to: int | None = None
         self._last: int | None = None
         self._pending: deque[PackedChunk] = deque()
         self._pending_bytes = 0
         self._batch_bytes = limits.batch_bytes
-        self._batches: deque[SendBatch] = deque()
-        self._url: str | None = None
         self._is_opening = False
-        self._is_begun = False  # the session has had an acknowledgement
         self._opening_lost = False
         self._opened_at = 0.0
         self._is_again = False
-        self._failures = 0
-        self._not_before = 0.0
-        self._direct_from = 0.0
         self._trouble = "no gateway has answered yet"
+        self._owed: set[Slot[SendBatch]] = set()  # recorded, and their own answer is still to come
+
+    @property
+    def session(self) -> int | None:
+        return self._window.session
+
+    @property
+    def recorded(self) -> int | None:
+        """Everything up to it is recorded."""
+        return self._window.recorded
 
     # ---- chunks in -------------------------------------------------------------------------------------------
 
@@ -128,8 +133,18 @@ class SendWindow:
         needed = size_bytes + CHUNK_OVERHEAD_BYTES
         return self.buffered_bytes == 0 or self.buffered_bytes + needed <= self.limits.buffer_bytes
 
-    def put(self, data: bytes, seqno: int | None, created_ms: int, attributes: Mapping[str, str]) -> int:
-        """Takes a chunk, once the session is open; returns its seqno. Raises ValueError."""
+    def put(
+        self,
+        data: bytes,
+        seqno: int | None,
+        created_ms: int,
+        attributes: Mapping[str, str],
+        heard: Heard | None = None,
+    ) -> int:
+        """Takes a chunk, once the session is open; returns its seqno. Raises ValueError.
+
+        ``heard`` is called with its receipt, within `take`.
+        """
         prev = self._last
         if seqno is None:
             seqno = max(-1 if prev is None else prev, 0 if self.recorded is None else self.recorded) + 1
@@ -140,7 +155,7 @@ class SendWindow:
         if self.recorded is not None and seqno > self.recorded > (-1 if prev is None else prev):
             prev = self.recorded  # what was written before it is a duplicate
         check_attributes(dict(attributes))
-        packed = PackedChunk(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)))
+        packed = PackedChunk(seqno, pack_chunk(Chunk(seqno, prev, created_ms, dict(attributes), data)), heard)
         self._last = seqno
         self._pending.append(packed)
         self._pending_bytes += packed.size
@@ -151,44 +166,29 @@ class SendWindow:
     @property
     def has_work(self) -> bool:
         """Whether the chunks that `put` took justify a request."""
-        return not self._batches or self._pending_bytes >= self._batch_bytes
+        return not self._window.slots or self._pending_bytes >= self._batch_bytes
 
     # ---- requests out ----------------------------------------------------------------------------------------
 
     def next_job(self, now: float) -> SendJob | None:
         """The next request, now under way; None: there is none before `due`."""
+        window = self._window
         if self.failure is not None:
             return None
-        direct = now >= self._direct_from
-        if self.session is None:
-            if self._is_opening or now < self._not_before:
+        if window.session is None:
+            if self._is_opening or now < window.not_before:
                 return None
             self._is_opening = True
-            return SendJob(None, None, None, False, True)
-        batch = self._next_batch(now)
-        if batch is None:
+            return SendJob(None, None, None, False)
+        slot = window.next_slot(now, self._cut)
+        if slot is None:
             return None
-        batch.is_sent, batch.is_out, batch.is_late = True, False, False
-        return SendJob(batch, self.session, self._url, direct, batch is self._batches[0])
-
-    def _next_batch(self, now: float) -> SendBatch | None:
-        if sum(batch.is_sent for batch in self._batches) >= self.limits.in_flight:
-            return None
-        for number, batch in enumerate(self._batches):
-            if number and not self._is_begun:
-                return None
-            if batch.is_sent and batch.is_out:
-                continue
-            if batch.is_sent:
-                return None
-            is_blocked = batch.refused is not None or now < batch.not_before
-            is_alone = batch.is_late or batch.is_maybe or batch.not_before > 0
-            return None if is_blocked or (number and is_alone) else batch
-        if self._batches and not (self._is_begun and self._pending_bytes >= self._batch_bytes):
-            return None
-        return self._cut()
+        window.leave(slot, now)
+        return SendJob(slot, window.session, window.url, slot.is_direct)
 
     def _cut(self) -> SendBatch | None:
+        if self._window.slots and self._pending_bytes < self._batch_bytes:
+            return None
         chunks: list[PackedChunk] = []
         size = 0
         while self._pending and len(chunks) < self.limits.batch_chunks:
@@ -200,23 +200,23 @@ class SendWindow:
             return None
         batch = SendBatch(tuple(chunks))
         self._pending_bytes -= batch.size
-        self._batches.append(batch)
         return batch
 
     def due(self) -> float | None:
         """When to call `next_job` again if nothing happens; None: not at all."""
+        window = self._window
         if self.failure is not None:
             return None
-        if self.session is None:
-            return None if self._is_opening else self._not_before
-        first = self._batches[0] if self._batches else None
-        # The batches behind the first wait for its answer, whatever their own time is.
-        return first.not_before if first is not None and first.not_before and not first.is_sent else None
+        if window.session is None:
+            return None if self._is_opening else window.not_before
+        # The batches behind the first wait for its answer.
+        waits = not window.slots[0].is_sent if window.slots else bool(self._pending)
+        return window.not_before if waits else None
 
     def sent(self, job: SendJob) -> None:
         """The job's body has left."""
-        if job.batch is not None:
-            job.batch.is_out = True
+        if job.slot is not None:
+            self._window.left(job.slot)
 
     # ---- answers in ------------------------------------------------------------------------------------------
 
@@ -225,82 +225,68 @@ class SendWindow:
         answer, do = outcome.answer, next_step(outcome.answer)
         if do is not NextStep.ADVANCE:
             self._trouble = str(answer)
-        if job.batch is None:
+        if job.slot is None:
             self._take_opening(answer, do, outcome, now)
-        else:
-            job.batch.is_sent = False
-            if job.batch in self._batches and self.failure is None:
-                self._take_batch(job, job.batch, do, outcome, now)
-        refused = self._batches[0].refused if self._batches else None
-        if refused is not None and self.failure is None:
-            self._fail(refused)
+            return
+        settled = self._window.take(job.slot, outcome, now)
+        if job.slot in self._owed:
+            self._owed.remove(job.slot)
+            _tell(job.slot.batch, answer if do is NextStep.ADVANCE else None)
+        self._settle(settled, job.slot, answer)
+        if self._window.refused is not None and self.failure is None:
+            self._take_refusal(self._window.refused, now)
 
     def _take_opening(self, answer: GatewayAnswer, do: NextStep, outcome: Outcome, now: float) -> None:
         self._is_opening = False
+        window = self._window
         if do is NextStep.ADVANCE:
-            ours = [self.recorded, *(batch.last for batch in self._batches if batch.is_maybe or batch.is_sent)]
+            ours = [window.recorded, *(slot.batch.last for slot in window.slots if slot.is_maybe or slot.is_sent)]
             if self._is_again and answer.recorded_seqno not in ours:
                 self._fail(GatewayAnswer(409, "superseded", f"others wrote up to {answer.recorded_seqno}"))
                 return
-            self.session, self._url, self._opened_at = answer.session, outcome.url, now
-            self._is_begun, self._failures = False, 0
-            self._advance(answer.recorded_seqno)
+            window.opened(answer.session, outcome.url, answer.recorded_seqno)
+            self._opened_at = now
+            if answer.recorded_seqno is not None:
+                self._settle(window.advance(answer.recorded_seqno))
         elif do in (NextStep.AGAIN, NextStep.WAIT):
             self._opening_lost = self._opening_lost or do is NextStep.AGAIN
-            self._not_before = self._later(answer, now)
+            window.repeat(answer, now, was_direct=False)
         else:
             self._fail(answer)
 
-    def _take_batch(self, job: SendJob, batch: SendBatch, do: NextStep, outcome: Outcome, now: float) -> None:
-        answer = outcome.answer
-        if do is NextStep.ADVANCE and (answer.recorded_seqno or 0) >= batch.last:
-            self._url = outcome.url
-            if job.session == self.session:
-                self._is_begun, self._failures = True, 0
-            self._advance(batch.last)
-        elif job.session != self.session:
-            batch.is_maybe = batch.is_maybe or do in (NextStep.AGAIN, NextStep.ADVANCE)
-        elif do in (NextStep.AGAIN, NextStep.ADVANCE):
-            batch.is_maybe, self._url = True, None  # the owner may be gone or out of reach: a given URL forwards
-            if answer.status == NO_ANSWER and job.direct:
-                self._direct_from = now + FORWARDED_S
-            batch.not_before = self._later(answer, now)
-        elif do is NextStep.WAIT:
-            batch.not_before = self._later(answer, now)
-        elif do is NextStep.ASK:
-            self._url, self._direct_from = None, now + FORWARDED_S
-            batch.not_before = self._later(answer, now)
-        elif do is NextStep.SMALLER and len(batch.chunks) > 1:
-            self._halve(batch)
-        elif do is NextStep.RECUT and answer.type == "gap" and not job.is_first:
-            batch.is_late = True
+    def _take_refusal(self, answer: GatewayAnswer, now: float) -> None:
+        """The first batch was refused, and nothing before it is under way."""
+        window, do = self._window, next_step(answer)
+        first = window.slots[0].batch
+        if do is NextStep.SMALLER and len(first.chunks) > 1:
+            half = len(first.chunks) // 2
+            self._batch_bytes = max(first.size // 2, 1)
+            window.replace_first(SendBatch(first.chunks[:half]), SendBatch(first.chunks[half:]))
         elif do is NextStep.REOPEN and self._opening_lost and now - self._opened_at < OWN_OPENING_S:
-            self.session, self._opening_lost, self._is_again, self._not_before = None, False, True, now
+            window.close_session()
+            window.retry(now)
+            self._opening_lost, self._is_again = False, True
         else:
-            batch.refused = answer
+            self._fail(answer)
 
-    def _later(self, answer: GatewayAnswer, now: float) -> float:
-        self._failures += 1
-        return now + pause_s(self._failures, RETRY_S, answer.retry_after_s)
-
-    def _halve(self, batch: SendBatch) -> None:
-        half = len(batch.chunks) // 2
-        self._batch_bytes = max(batch.size // 2, 1)
-        place = self._batches.index(batch)
-        self._batches[place] = SendBatch(batch.chunks[:half], is_maybe=batch.is_maybe)
-        self._batches.insert(place + 1, SendBatch(batch.chunks[half:], is_maybe=batch.is_maybe))
-
-    def _advance(self, recorded: int | None) -> None:
-        """All of this writer's chunks up to ``recorded`` are recorded: ``prev`` allows none without those before it."""
-        if recorded is None:
-            return
-        self.recorded = recorded if self.recorded is None else max(recorded, self.recorded)
-        while self._batches and self._batches[0].last <= recorded:
-            batch = self._batches.popleft()
-            self.buffered_bytes -= batch.size
-            self.settled_count += len(batch.chunks)
+    def _settle(
+        self, slots: list[Slot[SendBatch]], own: Slot[SendBatch] | None = None, answer: GatewayAnswer | None = None
+    ) -> None:
+        """``answer``: to the request of ``own``. Another one whose request is under way gets its own, perhaps."""
+        for slot in slots:
+            self.buffered_bytes -= slot.batch.size
+            self.settled_count += len(slot.batch.chunks)
+            if slot is not own and slot.is_sent:
+                self._owed.add(slot)
+            else:
+                _tell(slot.batch, answer if slot is own else None)
 
     # ---- the end ---------------------------------------------------------------------------------------------
+
+    def release_owed(self) -> None:
+        """No more answers are waited for: the receipts of what is recorded say no more than that."""
+        while self._owed:
+            _tell(self._owed.pop().batch, None)
 
     def break_off(self, why: str) -> None:
         """Ends the session for a reason that no gateway gave."""
@@ -316,10 +302,10 @@ class SendWindow:
         if self.failure is not None:
             return self._unknown_to
         found = None
-        for batch in self._batches:
-            if not (batch.is_sent or batch.is_maybe):
+        for slot in self._window.slots:
+            if not (slot.is_sent or slot.is_maybe):
                 break
-            found = batch.last
+            found = slot.batch.last
         return found
 
     def error(self) -> Rejected | None:
@@ -341,3 +327,25 @@ class SendWindow:
         maybe = self.unknown_to()
         text = "nothing is recorded" if self.recorded is None else f"everything up to seqno {self.recorded} is recorded"
         return text if maybe is None else f"{text}; up to {maybe} the outcome is unknown"
+
+
+def _tell(batch: SendBatch, answer: GatewayAnswer | None) -> None:
+    """The receipts of a batch that is recorded. ``answer``: that of its request, if it came."""
+    for number, chunk in enumerate(batch.chunks):
+        if chunk.heard is not None:
+            chunk.heard(_receipt(batch, number, answer))
+
+
+def _receipt(batch: SendBatch, number: int, answer: GatewayAnswer | None) -> ChunkReceipt:
+    seqno = batch.chunks[number].seqno
+    if answer is None or answer.partition is None:
+        return ChunkReceipt(seqno)
+    offset, written = None, len(batch.chunks) - answer.duplicates
+    nth = number - answer.duplicates
+    if answer.offsets is not None and nth >= 0:
+        first, last = answer.offsets
+        if nth == 0 or last - first + 1 == written:
+            offset = first + nth
+        elif nth == written - 1:
+            offset = last
+    return ChunkReceipt(seqno, answer.topic, answer.partition, offset)

@@ -1,6 +1,6 @@
-"""`Writer`: the session of a source, for programs; and `WriterCore`, which it shares with `AsyncWriter`.
+"""`Writer`: the session of a source, for programs. `WriterCore` decides; here are the threads.
 
-`SendWindow` decides what is sent. Each of the ``in_flight`` threads of a `Writer` carries one request at a time over a
+Each of the ``in_flight`` threads of a `Writer` carries one request at a time over a
 connection of its own. One lock guards all that they share, and no request is made under it.
 """
 
@@ -13,111 +13,25 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
-from logferry.client.errors import Closed, Full, LogferryError, OwnProcess, Unknown
+from logferry.client.errors import LogferryError
 from logferry.client.events import log_event
-from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, TroubleLog, cluster_of, deadline_of, left_s
-from logferry.client.transport.connections import Connections, Dialer, proxies_of
-from logferry.client.transport.source_request import NextStep, Outcome, SourceAddress, SourceRequest, next_step
-from logferry.client.writing.send_window import Limits, SendJob, SendWindow
+from logferry.client.transport.cluster import ANSWER_TIMEOUT_S, USER_AGENT, Token, cluster_of, deadline_of
+from logferry.client.transport.connections import Connections, Dialer, TlsFiles, proxies_of
+from logferry.client.transport.source_request import SourceAddress
+from logferry.client.writing.send_window import ChunkReceipt, Limits, SendJob
+from logferry.client.writing.writer_core import ChunkOptions, Promise, Waits, WriterCore, chunk_bytes
 from logferry.gateway.contract.names import check_attributes, check_source_id, check_topic
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 LEFT_BY_ERROR_S = 5.0  # so long a block that an error leaves waits for its chunks
 _JOIN_S = 1.0
-Waits = Iterator["float | None"]
-
-
-class WriterCore:
-    """One session of a source. Not locked: the faces see to it that one thread or task uses it at a time.
-
-    The methods ending in ``ing`` are generators: each value is how long to wait for progress (None: without limit)
-    before the next step. The two faces differ in the way they wait, and in nothing else.
-    """
-
-    def __init__(self, address: SourceAddress, attributes: dict[str, str], gzip: bool, limits: Limits) -> None:
-        self.address, self._attributes, self._gzip = address, attributes, gzip
-        self.window = SendWindow(limits)
-        self.process = OwnProcess("a writer of its own, for another source")
-        self.is_closed = False
-        self._trouble = TroubleLog(f"writer of {address.source_id}")
-
-    def check(self) -> None:
-        """Raises `Closed`, or the error that ended the writer."""
-        if self.is_closed:
-            raise Closed(f"the writer of {self.address.source_id} is closed: open another one")
-        error = self.window.error()
-        if error is not None:
-            raise error
-
-    def opening(self, deadline: float | None) -> Waits:
-        """Until the session is open. Raises `Unknown` at the deadline."""
-        self.check()
-        while self.window.session is None:
-            yield self._left(deadline, "the session could not be opened in time")
-            self.check()
-
-    def making_room(self, data: bytes, deadline: float | None, timeout_s: float | None) -> Waits:
-        """Until the session is open and its buffer has room for the chunk. Raises `Full` at the deadline."""
-        try:
-            yield from self.opening(deadline)
-        except Unknown as unknown:
-            raise Full(str(unknown)) from None
-        while not self.window.has_room(len(data)):
-            left = left_s(deadline)
-            if left is not None and left <= 0:
-                raise Full(f"no room for {len(data)} bytes within {timeout_s} s; {self.window.progress()}")
-            yield left
-            self.check()
-
-    def put(self, data: bytes, seqno: int | None, created_ms: int | None, attributes: Mapping[str, str] | None) -> int:
-        """Takes a chunk for which there is room; returns its seqno. Raises ValueError."""
-        now_ms = int(time.time() * 1000) if created_ms is None else created_ms
-        merged = self._attributes if not attributes else {**self._attributes, **attributes}
-        return self.window.put(data, seqno, now_ms, merged)
-
-    def flushing(self, deadline: float | None) -> Waits:
-        """Until everything that was put before is recorded. Raises `Unknown` at the deadline."""
-        self.check()
-        wanted = self.window.put_count
-        while self.window.settled_count < wanted:
-            yield self._left(deadline, "not everything was recorded in time")
-            self.check()
-
-    def request(self, job: SendJob) -> SourceRequest:
-        if job.batch is None:
-            return SourceRequest(self.address, "session")
-        body: list[bytes | memoryview] = [job.batch.body()]
-        return SourceRequest(
-            self.address, "chunks", job.session, body, gzip=self._gzip, direct=job.direct, owner=job.url
-        )
-
-    def note(self, outcome: Outcome, began: float) -> None:
-        """Logs that nothing works. Not under the lock: a handler of `logging` may use the writer."""
-        if next_step(outcome.answer) in (NextStep.AGAIN, NextStep.WAIT):
-            self._trouble.failed(began, outcome.answer)
-        else:
-            self._trouble.worked()
-
-    @property
-    def unrecorded(self) -> int:
-        """How many chunks were put and are not recorded."""
-        return self.window.put_count - self.window.settled_count
-
-    def _left(self, deadline: float | None, what: str) -> float | None:
-        left = left_s(deadline)
-        if left is not None and left <= 0:
-            raise self.window.unknown(what)
-        return left
-
-
-def chunk_bytes(data: object) -> bytes:
-    """An unchanging copy of the argument of `write`. Raises TypeError."""
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise TypeError(f"data: bytes are needed, not {type(data).__name__}; text wants .encode()")
-    return bytes(data)
 
 
 class WriterFace(ABC):
@@ -130,10 +44,12 @@ class WriterFace(ABC):
         source_id: str,
         *,
         partition_key: str | None = None,
-        token: str | None = None,
+        token: Token = None,
         attributes: Mapping[str, str] | None = None,
         gzip: bool = False,
         ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
         batch_bytes: int = 1 << 20,
         buffer_bytes: int = 16 << 20,
         in_flight: int = 4,
@@ -144,10 +60,10 @@ class WriterFace(ABC):
         names = check_topic(topic), check_source_id(source_id, "source_id"), key
         address = SourceAddress(cluster_of(urls, token), USER_AGENT, *names)
         self._core = WriterCore(address, check_attributes(dict(attributes or {})), gzip, limits)
-        self._prepare(ca_file)
+        self._prepare(TlsFiles(ca_file, cert_file, key_file))
 
     @abstractmethod
-    def _prepare(self, ca_file: str | None) -> None:
+    def _prepare(self, files: TlsFiles) -> None:
         """The face's own parts."""
 
 
@@ -178,15 +94,17 @@ class Writer(WriterFace):
 
     ``urls``: workers of one data centre, the preferred one first. ``topic``: without the data centre. ``source_id``: 1
     to 512 bytes of UTF-8. ``partition_key``: sources that share it share a partition; it is part of the source's
-    identity. ``token``: one that may write the topic. ``attributes``: of every chunk. ``gzip``: compress requests, for
-    slow links. ``ca_file``: a PEM file with the authority of the gateways' certificates; None: the system's.
-    ``batch_bytes``: of one request, unless a single chunk is larger. ``buffer_bytes``: of all chunks that are not
-    recorded yet. ``in_flight``: concurrent requests.
+    identity. ``token``: one that may write the topic, or a function that returns it, asked before each request: it
+    should keep the token, and not wait for the network. ``attributes``: of every chunk. ``gzip``: compress requests,
+    for slow links. ``ca_file``: a PEM file with the authority of the gateways' certificates; None: the system's.
+    ``cert_file``, ``key_file``: PEM files with the certificate that the writer shows, and its key. ``batch_bytes``: of
+    one request, unless a single chunk is larger. ``buffer_bytes``: of all chunks that are not recorded yet.
+    ``in_flight``: concurrent requests.
     """
 
-    def _prepare(self, ca_file: str | None) -> None:
-        """Raises OSError if ``ca_file`` cannot be used."""
-        self._dialer = Dialer(ca_file, proxies=proxies_of(os.environ))
+    def _prepare(self, files: TlsFiles) -> None:
+        """Raises OSError if a file cannot be used."""
+        self._dialer = Dialer(files.ca_file, (), proxies_of(os.environ), files.cert_file, files.key_file)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
@@ -245,15 +163,27 @@ class Writer(WriterFace):
         Waits while the buffer is full. Raises `Full` after ``timeout_s``: the chunk was not taken. Raises ValueError
         and TypeError for data that cannot be a chunk.
         """
-        data = chunk_bytes(data)
-        deadline = deadline_of(timeout_s)
-        with self._own_lock():
-            self._start()
-            self._wait(self._core.making_room(data, deadline, timeout_s))
-            seqno = self._core.put(data, seqno, created_ms, attributes)
-            if self._core.window.has_work:
-                self._work.notify()
-            return seqno
+        return self._put(data, ChunkOptions(seqno, created_ms, attributes), timeout_s, None)
+
+    def submit(
+        self,
+        data: bytes,
+        seqno: int | None = None,
+        *,
+        created_ms: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[ChunkReceipt]:
+        """As `write`, but returns a future of the chunk's `ChunkReceipt`: its seqno, and where it is recorded.
+
+        The future raises the error that ended the writer before the chunk was recorded. It cannot be cancelled.
+        """
+        from concurrent.futures import Future  # takes memory, and few programs use it
+
+        promise: Future[ChunkReceipt] = Future()
+        promise.set_running_or_notify_cancel()
+        self._put(data, ChunkOptions(seqno, created_ms, attributes), timeout_s, promise)
+        return promise
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns when every chunk written before is recorded. Calling it again is safe.
@@ -306,6 +236,28 @@ class Writer(WriterFace):
             connections.cut()
         for thread in self._threads:
             thread.join(_JOIN_S)
+        self._keep_promises()
+
+    def _put(self, data: bytes, options: ChunkOptions, timeout_s: float | None, promise: Promise | None) -> int:
+        data = chunk_bytes(data)
+        deadline = deadline_of(timeout_s)
+        with self._own_lock():
+            self._start()
+            self._wait(self._core.making_room(data, deadline, timeout_s))
+            seqno = self._core.put(data, options, promise)
+            if self._core.window.has_work:
+                self._work.notify()
+            return seqno
+
+    def _keep_promises(self) -> None:
+        """Not under the lock."""
+        with self._lock:
+            kept = self._core.kept_promises()
+        for promise, result in kept:
+            if isinstance(result, LogferryError):
+                promise.set_exception(result)
+            else:
+                promise.set_result(result)
 
     # ---- under the lock --------------------------------------------------------------------------------------
 
@@ -346,10 +298,12 @@ class Writer(WriterFace):
                     self._core.window.take(job, outcome, time.monotonic())
                     self._progress.notify_all()
                     self._work.notify_all()
+                self._keep_promises()
         except Exception as error:  # noqa: BLE001  a defect: the caller that waits must hear of it
             with self._lock:
                 self._core.window.break_off(repr(error))
                 self._progress.notify_all()
+            self._keep_promises()
         finally:
             connections.close()
 

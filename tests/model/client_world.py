@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from unittest.mock import patch
 from logferry.client.agent.agent import Agent
 from logferry.client.agent.config import Config, DataCentre
 from logferry.client.agent.config import FileGroup as Patterns
+from logferry.client.agent.schedule import PushJob
 from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, Checkpoint, CheckpointEntry
 from logferry.client.files.identity import HEAD_BYTES
@@ -95,6 +97,7 @@ class ClientWorld:
         self.state = SyncedFolder(self.root / "state")
         self.state.__enter__()
         self.client: tuple[Agent, Checkpoint, Pusher] | None = None
+        self.strays: list[PushJob] = []  # requests of which a copy is still on its way
         self.told = Told()
         logging.getLogger("logferry.client").addHandler(self.told)
 
@@ -110,9 +113,9 @@ class ClientWorld:
             files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t", record_start=self.record_start),),
             chunk_bytes=1024,
             line_bytes=2048,
-            request_bytes=4096,
+            request_bytes=2048,
             linger_s=0.0,
-            threads=2,
+            threads=4,
         )
         checkpoint = Checkpoint.open(Path(config.state_dir))
         agent = Agent(config, checkpoint, self.now)
@@ -146,10 +149,12 @@ class ClientWorld:
         for incarnation in self.at.values():
             incarnation.seen = incarnation.is_found = True
 
-    def step(self, room: int, late_s: float = 0.0) -> bool:
+    def step(self, room: int, late_s: float = 0.0, dice: random.Random | None = None) -> bool:
         """One round of the main loop; False when there was nothing to send, or only heartbeats.
 
         ``late_s``: so much later than the one before, and before the client looks at files of its own accord.
+        With ``dice`` several requests of a source are under way: they arrive, and are answered, in any order, and some
+        arrive twice, much later.
         """
         assert self.client
         agent, _, pusher = self.client
@@ -158,12 +163,25 @@ class ClientWorld:
         else:
             self.look()
         jobs = agent.jobs(self.now, room)
-        try:
+        for _ in range(dice.randint(1, 3) if dice else 0):
             for source, job in jobs:
-                agent.finish(source, job, pusher.perform(job), self.now)
+                agent.sent(source, job, self.now)
+            jobs += agent.jobs(self.now, room)
+        asked = any(job.beat is None or job.beat.finished for _, job in jobs)
+        try:
+            if dice:
+                for job in self.strays:
+                    pusher.perform(job)
+                self.strays = [job for _, job in jobs if job.batch is not None and dice.random() < 0.2]
+                dice.shuffle(jobs)
+            outcomes = [(source, job, pusher.perform(job)) for source, job in jobs]
+            if dice:
+                dice.shuffle(outcomes)
+            for source, job, outcome in outcomes:
+                agent.finish(source, job, outcome, self.now)
         except Killed:
             self.kill()
-        return any(job.beat is None or job.beat.finished for _, job in jobs)
+        return asked
 
     def renumber_devices(self) -> None:
         """A reboot while the client is down, or a new mount."""

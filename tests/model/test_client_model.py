@@ -25,6 +25,7 @@ thrown away and a new one begins from the state folder.
 from __future__ import annotations
 
 import gzip
+import random
 import re
 
 import pytest
@@ -84,11 +85,17 @@ class Files(RuleBasedStateMachine):
         self.world.kill()
 
     @precondition(lambda self: self.world.client)
-    @rule(rounds=st.integers(1, 6), room=st.integers(1, 2), pause_s=st.sampled_from((0.0, 0.2, 2.0, 40.0)))
-    def client_works(self, rounds: int, room: int, pause_s: float) -> None:
+    @rule(
+        rounds=st.integers(1, 6),
+        room=st.integers(1, 4),
+        pause_s=st.sampled_from((0.0, 0.2, 2.0, 40.0)),
+        dice=st.one_of(st.none(), st.randoms(use_true_random=False)),
+    )
+    def client_works(self, rounds: int, room: int, pause_s: float, dice: random.Random | None) -> None:
+        """``dice``: several requests of a source are under way at a time."""
         for _ in range(rounds):
             if self.world.client:
-                self.world.step(room)
+                self.world.step(room, dice=dice)
             self.world.now += pause_s
 
     @precondition(lambda self: self.world.client)

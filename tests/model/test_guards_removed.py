@@ -42,7 +42,7 @@ GUARDS = [
     Guard(
         "the farewell follows the session in the next data centre",
         "client/agent/source.py",
-        "is_moved = self._session is not None or self._heartbeat.is_over",
+        "is_moved = window.session is not None or self._heartbeat.is_over",
         "is_moved = True",
         "tests/unit/client/agent/test_agent_centres.py",
     ),

@@ -77,6 +77,7 @@ class FakeGateway:
         self.prev_always = True
         self.source_retention_ms: int | None = None  # as sessions name it; None: an older gateway, which does not
         self.largest_chunk_bytes = LARGEST_CHUNK_BYTES
+        self.largest_request_chunks: int | None = None  # a limit of requests
         self._lock = threading.Lock()
 
     def __call__(self, url: str, headers: dict[str, str], body: Body | None, method: str = "POST") -> Reply:
@@ -168,7 +169,10 @@ class FakeGateway:
         if headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
         recorded, written, duplicates = stored.recorded, [], 0
-        for row in msgpack.Unpacker(io.BytesIO(body)):
+        rows = list(msgpack.Unpacker(io.BytesIO(body)))
+        if self.largest_request_chunks is not None and len(rows) > self.largest_request_chunks:
+            raise Problem(413, "too-large", limit=self.largest_request_chunks)
+        for row in rows:
             chunk = Chunk(row[0], row[1], row[2], row[3] or {}, row[4])
             check_attributes(chunk.attributes)
             if len(chunk.data) > self.largest_chunk_bytes:
@@ -191,9 +195,17 @@ class FakeGateway:
             written.append(chunk)
         if stored.recorded is None and written:
             stored.base = written[0].prev
+        first = len(stored.chunks)
         stored.chunks += written
         stored.recorded = recorded
-        return {"recorded_seqno": recorded, "written": len(written), "duplicates": duplicates}
+        return {
+            "recorded_seqno": recorded,
+            "written": len(written),
+            "duplicates": duplicates,
+            "topic": f"dc1.{stored.topic}",
+            "partition": 0,
+            "offsets": [first, first + len(written) - 1] if written else None,
+        }
 
 
 class Served:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.source_request import Outcome, SourceAddress
 from logferry.client.writing.send_window import Limits, SendJob
-from logferry.client.writing.writer import WriterCore
+from logferry.client.writing.writer_core import WriterCore
 
 from tests.support.fake_gateway import FakeGateway, Stored
 
@@ -50,6 +50,10 @@ class Sender:
         self.gateway.faults.clear()
         self.gateway.faults.append(fault)
         return self.core.request(job).follow(self.gateway)
+
+    def lost(self, job: SendJob) -> Outcome:
+        """No answer came in time."""
+        return self.arrive(job, "cut before")
 
     def turn(self, fault: str = "") -> SendJob:
         """One request, from its beginning to its answer; waits for it as long as it has to be waited for."""

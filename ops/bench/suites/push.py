@@ -1,5 +1,5 @@
-"""Benchmarks of the push-client against rsyslog (``imfile`` to ``omkafka``): same files, same Kafka, in turn; and its
-cost on idle files, and among many.
+"""Benchmarks of the push-client against rsyslog (``imfile`` to ``omkafka``): same files, same Kafka, in turn; its
+cost on idle files, its speed among many, and over a long way.
 
 Without gzip. Our time ends when the gateway has acknowledged the last chunk and the client has exited, rsyslog's when
 Kafka has all lines. CPU and memory are those of the client or rsyslogd alone, because the gateway runs on another host.
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import urlopen
 
 import uvloop
@@ -46,6 +46,12 @@ _MANY: Final = (100, 10_000)
 _HOT_LINE: Final = b"x" * 199 + b"\n"
 _HOT_BYTES: Final = 200_000_000
 _HOT_ROUNDS: Final = 3
+
+_FAR_HOST: Final = "127.0.0.2"
+_RTTS_MS: Final = (26, 80)
+_WAN_LINES: Final = 3_000_000  # about 600 MB
+_WAN_ROUNDS: Final = 3
+
 _IDLE_FILES: Final = 1000
 _IDLE_FOLDERS: Final = 20
 _IDLE_ROUNDS: Final = 3
@@ -89,6 +95,38 @@ def push_idle_cpu_percent() -> Figure:
         finally:
             client.kill()
     return Figure("% of a processor", ours, {}, _IDLE_ROUNDS, value=ours["cpu_percent"])
+
+
+def push_wan_mb_s() -> Figure:
+    """MB/s of one file to a gateway that is far away, at round trips of 26 and 80 ms: a relay delays every byte.
+
+    Without gzip, and without a limit on the bandwidth: the requests under way are what limits it.
+    """
+    with running_stack(1, gateway_settings={"advertised_host": _FAR_HOST}) as stack:
+        folder = stack.data / "far"
+        _write(folder, _WAN_LINES, 1)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        port = urlsplit(stack.urls()[0]).port
+        ours: Side = {}
+        for rtt_ms in _RTTS_MS:
+            relay = [_FAR_HOST, str(port), "127.0.0.1", str(rtt_ms / 2000)]
+            command = [sys.executable, "-m", "logferry.ops.bench.harness.far_relay", *relay]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as far:
+                try:
+                    assert far.stdout is not None
+                    far.stdout.readline()
+                    sides = [_far_side(stack, f"far{rtt_ms}-{number}", folder, size) for number in range(_WAN_ROUNDS)]
+                finally:
+                    far.kill()
+            for name in sides[0]:
+                ours[f"{name}_at_{rtt_ms}_ms"] = round(statistics.median(side[name] for side in sides), 1)
+    return Figure("MB/s at 26 ms", ours, {}, _WAN_ROUNDS, value=ours["mb_s_at_26_ms"])
+
+
+def _far_side(stack: Stack, topic: str, folder: Path, size: int) -> Side:
+    make_topic(stack, topic)
+    url = stack.urls()[0].replace("127.0.0.1", _FAR_HOST)
+    return _side(_client(stack, folder.parent / f"state-{topic}", folder, topic, "--once", urls=[url]).until(), size)
 
 
 def push_many_files() -> Figure:
@@ -249,9 +287,21 @@ async def _account(bootstrap: str, topic: str, lines: int) -> Side:
 # ---- programs and files --------------------------------------------------------------------------------------
 
 
-def _client(stack: Stack, state: Path, logs: Path, topic: str, *options: str) -> Program:
-    urls = [part for url in stack.urls() for part in ("--url", url)]
-    command = [sys.executable, "-m", "logferry.client", *urls, "--topic", topic, "--state-dir", str(state), "--no-gzip"]
+def _client(
+    stack: Stack, state: Path, logs: Path, topic: str, *options: str, urls: Sequence[str] | None = None
+) -> Program:
+    given = [part for url in urls or stack.urls() for part in ("--url", url)]
+    command = [
+        sys.executable,
+        "-m",
+        "logferry.client",
+        *given,
+        "--topic",
+        topic,
+        "--state-dir",
+        str(state),
+        "--no-gzip",
+    ]
     return Program([*command, *options, str(logs / "*.log")], stderr=subprocess.DEVNULL)
 
 
@@ -268,12 +318,12 @@ def _ends(bootstrap: str, topic: str) -> Iterator[Callable[[], int]]:
             runner.run(clients.aclose())
 
 
-def _write(folder: Path, lines: int) -> int:
+def _write(folder: Path, lines: int, files: int = _FILES) -> int:
     """Files of numbered lines, each number once. Returns the number of lines."""
     folder.mkdir(parents=True)
     rng = random.Random(7)
     some = [access_line(rng, second) for second in range(2000)]
-    for number in range(_FILES):
+    for number in range(files):
         with (folder / f"{number:03d}.log").open("w") as file:
             file.writelines(f"{number * lines + n} {some[(number + n) % len(some)]}" for n in range(lines))
-    return _FILES * lines
+    return files * lines

@@ -68,6 +68,18 @@ class Plain:
     async def commit(self) -> None:
         await asyncio.to_thread(self.reader.commit)
 
+    async def lag(self) -> dict[Any, int | None]:
+        return await asyncio.to_thread(self.reader.lag)
+
+    async def seek(self, to: Any) -> None:
+        await asyncio.to_thread(self.reader.seek, to)
+
+    async def pause(self, partitions: Any = None) -> None:
+        await asyncio.to_thread(self.reader.pause, partitions)
+
+    async def resume(self, partitions: Any = None) -> None:
+        await asyncio.to_thread(self.reader.resume, partitions)
+
     async def close(self) -> None:
         await asyncio.to_thread(self.reader.close)
 
@@ -120,6 +132,34 @@ async def test_all_of_a_topic_once(face, workers: Gateway, topic_name: str, cons
     assert sorted(map(of, found)) == written
     assert {chunk.topic for chunk in found} == {f"dc1.{topic_name}"}
     assert found[0].attributes["host"] == found[0].source_id
+
+
+async def test_a_reader_is_set_back_pauses_and_knows_its_lag(face, workers: Gateway, topic_name: str) -> None:
+    await workers.make_topic(topic_name, 2)
+    written = await asyncio.to_thread(fill, workers, topic_name)
+    async with face(workers.urls, topic_name) as reader:
+        begin, behind = str(reader.position), await reader.lag()
+        assert behind.keys() == reader.position.keys()
+        assert sum(behind.values()) >= len(written)
+        first = await until(reader, len(written))
+        assert set((await reader.lag()).values()) <= {0, 1, 2}  # markers of transactions
+        await reader.seek(begin)
+        assert str(reader.position) == begin
+        again = await until(reader, len(written))
+        assert sorted(map(of, again)) == sorted(map(of, first)) == written
+        one = min(reader.position)
+        await reader.pause([one])
+        more = await asyncio.to_thread(fill, workers, topic_name, 5, 21)
+        others = [chunk for chunk in more if chunk[0] in {c.source_id for c in first if (c.topic, c.partition) != one}]
+        assert sorted(map(of, await until(reader, len(others)))) == sorted(others)
+        assert await reader.read(0.3) is None
+        await reader.resume()
+        assert len(await until(reader, len(more) - len(others))) == len(more) - len(others)
+        with pytest.raises(ValueError, match="not read by this reader"):
+            await reader.seek(f"dc1.{topic_name}:99:0")
+    async with face(workers.urls, topic_name, consumer=f"c-{topic_name}") as reader:
+        with pytest.raises(ValueError, match="consumer"):
+            await reader.seek(begin)
 
 
 async def test_without_msgpack_it_is_the_same(

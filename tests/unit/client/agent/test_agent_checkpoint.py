@@ -121,19 +121,19 @@ def test_a_reboot_while_the_disk_is_full_doubles_nothing(
 def test_the_layouts_have_room_and_follow_a_torn_one(tmp_path: Any) -> None:
     layout = batches.BatchLayout(0, (Piece(0, 4, None),), 7, "a", "b")
     log = batches.InFlightLog(tmp_path)
-    log.begin([("one", layout)])
+    log.begin([batches.SentBatch("one", layout, 0)])
     file = tmp_path / batches.FILE
     assert file.stat().st_blocks * 512 >= batches.RESERVED_BYTES
-    log.add([("two", layout)])
+    log.add([batches.SentBatch("two", layout, 0)])
     log.close()
     file.write_bytes(file.read_bytes().rstrip(b"\0") + b'["torn", 0,')
     after = batches.InFlightLog(tmp_path)
     with no_file_grows_beyond(1), pytest.raises(OSError, match="large"):
-        after.add([("three", layout)])
-    after.add([("three", layout)])
-    after.add([("four", layout)])
+        after.add([batches.SentBatch("three", layout, 0)])
+    after.add([batches.SentBatch("three", layout, 0)])
+    after.add([batches.SentBatch("four", layout, 0)])
     after.close()
-    assert batches.load(tmp_path) == dict.fromkeys(("one", "two", "three", "four"), layout)
+    assert batches.load(tmp_path) == {name: [layout] for name in ("one", "two", "three", "four")}
 
 
 def test_the_checkpoint_knows_the_source_when_the_request_leaves(client: Any, gateway: FakeGateway) -> None:

@@ -167,7 +167,7 @@ def test_a_file_on_a_broken_disk_does_not_stop_the_others(
         client.write(name, b"more\n")
     with monkeypatch.context() as patch:
 
-        def broken(limit: int) -> bytes:
+        def broken(limit: int, place: object) -> bytes:
             raise OSError(5, "Input/output error")
 
         patch.setattr(bad, "read", broken)

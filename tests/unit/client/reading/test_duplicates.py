@@ -6,7 +6,7 @@ import random
 
 import pytest
 from logferry.client.reading.decode import ReceivedChunk
-from logferry.client.reading.reader_core import DuplicateFilter, spans_data_centres
+from logferry.client.reading.duplicates import DuplicateFilter, spans_data_centres
 
 
 def chunk(dc: str, seqno: int, prev: int | None, source: str = "web") -> ReceivedChunk:

@@ -32,7 +32,7 @@ def test_a_token_is_read_again_when_its_file_changed(tmp_path: Path, caplog: pyt
     file = tmp_path / "token"
     file.write_text("one\n")
     clusters = [GatewayCluster(["http://a:1"], "one"), GatewayCluster(["http://b:1"], "other")]
-    credentials = Credentials(clusters, [str(file), None], Dialer(), None)
+    credentials = Credentials(clusters, [str(file), None], Dialer())
     assert not credentials.read()
     (tmp_path / "new").write_text("two\n")
     (tmp_path / "new").rename(file)

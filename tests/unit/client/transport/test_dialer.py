@@ -33,12 +33,17 @@ def head_of(connection: socket.socket) -> bytes:
 class Server:
     """Answers each connection once; TLS with the certificate, if one is given. ``heads``: what was asked."""
 
-    def __init__(self, certificate: trustme.LeafCert | None = None, tunnels: bool = False) -> None:
+    def __init__(
+        self, certificate: trustme.LeafCert | None = None, tunnels: bool = False, wanted: trustme.CA | None = None
+    ) -> None:
         self.heads: list[bytes] = []
         self._context = None
         if certificate is not None:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             certificate.configure_cert(self._context)
+        if self._context is not None and wanted is not None:
+            wanted.configure_trust(self._context)
+            self._context.verify_mode = ssl.CERT_REQUIRED
         self._tunnels = tunnels
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -150,6 +155,31 @@ def test_with_an_authority_and_a_pin_both_have_to_fit(serve: Any, authority: Any
         ask(Dialer(ca_file, ["0" * 64]), url)
     with pytest.raises(NoResponse, match="certificate verify failed"):
         ask(Dialer(ca_file, [fingerprint(strange)]), f"https://127.0.0.1:{serve(strange).port}/")
+
+
+@pytest.mark.parametrize("in_one_file", [True, False])
+def test_a_certificate_is_shown_to_a_gateway_that_wants_one(
+    serve: Any, authority: Any, ca_file: Any, tmp_path: Path, in_one_file: bool
+) -> None:
+    server, own = serve(authority.issue_cert("127.0.0.1"), wanted=authority), authority.issue_cert("web1")
+    url = f"https://127.0.0.1:{server.port}/"
+    cert, key = tmp_path / "cert.pem", None if in_one_file else tmp_path / "key.pem"
+    cert.write_bytes(own.cert_chain_pems[0].bytes())
+    if key is None:
+        cert.write_bytes(own.private_key_and_cert_chain_pem.bytes())
+    else:
+        key.write_bytes(own.private_key_pem.bytes())
+    assert ask(Dialer(ca_file, cert_file=str(cert), key_file=key and str(key)), url) == 200
+    with pytest.raises(NoResponse):
+        ask(Dialer(ca_file), url)
+    assert len(server.heads) == 1
+
+
+def test_a_key_alone_is_refused(ca_file: Any) -> None:
+    with pytest.raises(ValueError, match="cert_file"):
+        Dialer(ca_file, key_file=ca_file)
+    with pytest.raises(ssl.SSLError):
+        Dialer(ca_file, cert_file=ca_file)  # it has no key
 
 
 def test_http_goes_to_the_proxy_with_the_whole_url(serve: Any) -> None:

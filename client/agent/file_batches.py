@@ -1,0 +1,88 @@
+"""The batches of a source between its file and the gateway: cut behind those under way, let go, and cut alike again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from logferry.client.agent.config import Config, FileGroup
+from logferry.client.files.batches import BatchLayout, BatchReader, SentBatch
+from logferry.client.files.checkpoint import CheckpointEntry
+from logferry.client.files.chunking import FileBatch, Limits
+from logferry.client.files.identity import attribute, digest, fingerprint, grown, printable
+from logferry.client.files.tail import ByteSource, FileTail, ReadPlace
+from logferry.client.transport.request_window import RequestWindow, Slot
+
+
+class FileBatches:
+    """``window``: those that were cut. ``reader``: cuts, and knows the layouts of those that were let go."""
+
+    def __init__(
+        self, entry: CheckpointEntry, config: Config, files: FileGroup, window: RequestWindow[FileBatch]
+    ) -> None:
+        self.window = window
+        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
+        sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
+        limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
+        self.reader = BatchReader(entry.source_id, limits, attributes)
+        self._entry = entry
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(len(slot.batch.data) for slot in self.window.slots)
+
+    def data(self) -> bytes:
+        """The bytes of all in the window."""
+        return b"".join(slot.batch.data for slot in self.window.slots)
+
+    def place(self, reading: ByteSource) -> ReadPlace:
+        """Behind the last one in the window."""
+        position, mark = reading.place
+        for slot in self.window.slots:
+            position, mark = slot.batch.end, grown(mark, slot.batch.data)
+        return ReadPlace(position, mark)
+
+    def next_slot(
+        self, reading: ByteSource, now: float, created_ms: int, idle_s: float, covered: Callable[[], None]
+    ) -> Slot[FileBatch] | None:
+        """The batch to send now. Calls ``covered`` if it makes the head of the file longer.
+
+        Raises `FileChanged` when the file holds something else.
+        """
+
+        def cut() -> FileBatch | None:
+            ahead = len(self.window.slots)
+            batch = self.reader.next(reading, now, created_ms, idle_s, self.place(reading), ahead)
+            if batch is not None and isinstance(reading, FileTail) and reading.cover(batch.data, batch.start):
+                covered()
+            return batch
+
+        return self.window.next_slot(now, cut)
+
+    def let_go(self, mark: bytes) -> None:
+        """Frees the memory of batches that wait; their bytes are read again, and cut alike."""
+        if self.window.slots and not self.window.under_way:
+            self.reader.kept = self._layouts(mark)
+            self.window.clear()
+
+    def resume(self, reading: ByteSource, layouts: list[BatchLayout], after_reboot: bool) -> None:
+        """Continues behind what was acknowledged before ``layouts``, with these, if the file still has that."""
+        entry = self._entry
+        layouts = [layout for layout in layouts if layout.start >= entry.position]
+        if layouts and layouts[0].start <= reading.end:
+            reading.go_to(layouts[0].start)
+            if layouts[0].before == digest(reading.mark) or not (layouts[0].before or after_reboot):
+                entry.position, entry.mark = layouts[0].start, fingerprint(reading.mark)
+                self.reader.kept = layouts
+            else:
+                reading.go_to(entry.position)
+
+    def in_flight(self, reading: ByteSource) -> list[SentBatch]:
+        """Those that were sent, or are about to be, in order."""
+        return [SentBatch(self._entry.source_id, layout, reading.position) for layout in self._layouts(reading.mark)]
+
+    def leaving(self, reading: ByteSource, batch: FileBatch) -> SentBatch:
+        """One of the window, as it is about to be sent."""
+        return next(sent for sent in self.in_flight(reading) if sent.layout.start == batch.start)
+
+    def _layouts(self, mark: bytes) -> list[BatchLayout]:
+        return BatchLayout.chain([slot.batch for slot in self.window.slots], mark) + self.reader.kept
