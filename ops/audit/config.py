@@ -14,7 +14,7 @@ from logferry.ops.cli.problems import UsageError
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_WORKERS: Final = 256
-_OURS: Final = ("tables", "files", "state_file", "copies", "topics", "workers")
+_OURS: Final = {"tables", "files", "state_file", "copies", "topics"}  # and no gateway's
 
 
 class _Strict(BaseModel):
@@ -75,9 +75,10 @@ class AuditConfig(StoreSettings, _Strict):
 def is_audit(path: Path) -> bool:
     """Whether a file is an audit's configuration, not a gateway's. An unreadable file is reported when it is loaded."""
     try:
-        return any(name in _OURS for name in tomllib.loads(path.read_text(encoding="utf-8")))
+        names = tomllib.loads(path.read_text(encoding="utf-8")).keys()
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return False
+    return bool(names & _OURS) or names <= AuditConfig.model_fields.keys()
 
 
 def found_files(patterns: list[str]) -> list[Path]:

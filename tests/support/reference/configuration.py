@@ -96,6 +96,7 @@ _PUSH_DEFAULTS: Final = {
     "inputs[].spool_bytes": "`268435456`",
     "inputs[].listen": "required for `syslog`",
     "inputs[].message_bytes": "`65536`",
+    "inputs[].key_file": "required with `cert_file`",
     "inputs[].start": "`beginning`",
     "inputs[].directory": "that of the system",
 }
