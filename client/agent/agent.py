@@ -16,6 +16,7 @@ from pathlib import Path
 
 from logferry.client.agent.config import Config, parse
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.file_batches import HeldBatches
 from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
@@ -64,7 +65,7 @@ class Agent:
         self._under_way = 0
         self._next_status = now
         self._save_failed: float | None = None
-        self._resting: dict[FileSource, None] = {}  # those that may wait to send the same bytes again
+        self._held = HeldBatches(config.threads, 2 * config.request_bytes)
         self._unfinished: list[FileSource] = []  # of which `is_done` has to ask the last one first
 
     def tick(self, now: float) -> None:
@@ -117,7 +118,8 @@ class Agent:
                 continue  # its own look woke it again
             self.watch.refresh(source, now, STALE_S)  # before it reports what is in the file
             try:
-                job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
+                may_run_ahead = self._held.may_run_ahead(one.batches for one in ready)
+                job = source.next_job(now, int(time.time() * 1000), self._config.idle_s, may_run_ahead)
             except FileChanged as change:
                 self.watch.renew(source, str(change), now)
                 continue
@@ -139,6 +141,7 @@ class Agent:
         for source, job in ready.items():
             if not source.unsaved and (is_logged or job.batch is None):
                 source.leave(job, now)
+                self._held.leaves(source.batches)
                 leaving.append((source, job))
             else:
                 source.let_go()
@@ -201,22 +204,20 @@ class Agent:
             self._moved = True
             self._checkpoint.changed.add(source.name)
         if do is NextStep.ADVANCE:
-            self.chunks += sum(len(batch.pieces) for batch in source.settled)
-            self.bytes += sum(len(batch.data) for batch in source.settled)
+            self.chunks += source.settled[0]
+            self.bytes += source.settled[1]
             if self._away_since is not None:
                 log_event("gateway-back", after_s=round(now - self._away_since, 1))
             self._away_since, self.last_progress = None, now
-        elif do in (NextStep.WAIT, NextStep.AGAIN):
-            if self._away_since is None and now - self.last_progress >= AWAY_AFTER_S:
-                self._away_since = now
-                log_event("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
-            # Few sources may keep the bytes that they wait to send again; the others read theirs again.
-            self._resting = {one: None for one in (*self._resting, source) if one.window.slots and not one.busy}
-            if sum(one.batches.held_bytes for one in self._resting) > 2 * self._config.request_bytes:
-                source.let_go()
+        is_away = do in (NextStep.WAIT, NextStep.AGAIN) and now - self.last_progress >= AWAY_AFTER_S
+        if is_away and self._away_since is None:
+            self._away_since = now
+            log_event("gateway-away", status=outcome.answer.status, detail=outcome.answer.detail)
+        if self._held.is_too_much(source.batches):
+            source.let_go()
 
     def held_bytes(self) -> int:
-        """Bytes of files in memory: of requests under way, one a thread, and of sources that wait for a retry."""
+        """Bytes of files in memory: of requests under way, and of those that wait to be sent again."""
         return sum(source.batches.held_bytes for source in self.watch.sources.values())
 
     def remember(self, now: float) -> bool:

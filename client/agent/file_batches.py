@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.files.batches import BatchLayout, BatchReader, SentBatch
@@ -42,15 +42,23 @@ class FileBatches:
         return ReadPlace(position, mark)
 
     def next_slot(
-        self, reading: ByteSource, now: float, created_ms: int, idle_s: float, covered: Callable[[], None]
+        self,
+        reading: ByteSource,
+        now: float,
+        created_ms: int,
+        idle_s: float,
+        may_run_ahead: bool,
+        covered: Callable[[], None],
     ) -> Slot[FileBatch] | None:
         """The batch to send now. Calls ``covered`` if it makes the head of the file longer.
 
-        Raises `FileChanged` when the file holds something else.
+        Without ``may_run_ahead`` none is cut behind others. Raises `FileChanged` when the file holds something else.
         """
 
         def cut() -> FileBatch | None:
             ahead = len(self.window.slots)
+            if ahead and not may_run_ahead:
+                return None
             batch = self.reader.next(reading, now, created_ms, idle_s, self.place(reading), ahead)
             if batch is not None and isinstance(reading, FileTail) and reading.cover(batch.data, batch.start):
                 covered()
@@ -65,10 +73,13 @@ class FileBatches:
             self.window.clear()
 
     def resume(self, reading: ByteSource, layouts: list[BatchLayout], after_reboot: bool) -> None:
-        """Continues behind what was acknowledged before ``layouts``, with these, if the file still has that."""
+        """Continues behind what was acknowledged before ``layouts``, with these, if the file still has that.
+
+        If the checkpoint is within one of them, the gateway had recorded a part of it: then they are of no use.
+        """
         entry = self._entry
-        layouts = [layout for layout in layouts if layout.start >= entry.position]
-        if layouts and layouts[0].start <= reading.end:
+        layouts = [layout for layout in layouts if layout.end > entry.position]
+        if layouts and entry.position <= layouts[0].start <= reading.end:
             reading.go_to(layouts[0].start)
             if layouts[0].before == digest(reading.mark) or not (layouts[0].before or after_reboot):
                 entry.position, entry.mark = layouts[0].start, fingerprint(reading.mark)
@@ -86,3 +97,35 @@ class FileBatches:
 
     def _layouts(self, mark: bytes) -> list[BatchLayout]:
         return BatchLayout.chain([slot.batch for slot in self.window.slots], mark) + self.reader.kept
+
+
+class HeldBatches:
+    """Bounds the memory of all sources' batches. Those that overtook another wait in memory, too: so they count.
+
+    One thread stays free for the first batches of others: a gateway that takes the lines of one file alone very slowly
+    delays no other file.
+    """
+
+    def __init__(self, threads: int, resting_bytes: int) -> None:
+        self._threads = threads
+        self._resting_bytes = resting_bytes
+        self._sending: dict[FileBatches, None] = {}
+        self._resting: dict[FileBatches, None] = {}
+
+    def may_run_ahead(self, ready: Iterable[FileBatches]) -> bool:
+        """Whether a batch may be sent behind others of its source. ``ready``: further ones that are about to leave."""
+        self._sending = {one: None for one in self._sending if one.window.under_way}
+        counted = dict.fromkeys((*self._sending, *ready))
+        return sum(len(one.window.slots) for one in counted) < self._threads - 1
+
+    def leaves(self, batches: FileBatches) -> None:
+        """A request of this source is under way."""
+        self._sending[batches] = None
+
+    def is_too_much(self, batches: FileBatches) -> bool:
+        """Few sources may keep the bytes that they wait to send again. True: this one is to read its again."""
+        if batches.window.under_way or not batches.window.slots:
+            return False
+        resting = (one for one in (*self._resting, batches) if one.window.slots and not one.window.under_way)
+        self._resting = dict.fromkeys(resting)
+        return sum(one.held_bytes for one in self._resting) > self._resting_bytes

@@ -58,7 +58,7 @@ class FileSource:
         self.tail = tail
         self.reading: ByteSource = tail or BufferedRemainder(entry.position, b"", b"")
         self.window: RequestWindow[FileBatch] = RequestWindow(config.threads)
-        self.settled: list[FileBatch] = []  # by the last answer
+        self.settled = 0, 0  # chunks and bytes, by the last answer
         self.after_reboot = self._is_asking = False
         self.unsaved = True
         self.stopped = self._error = ""
@@ -86,7 +86,7 @@ class FileSource:
 
     # ---- what goes next ----------------------------------------------------------------------------------
 
-    def next_job(self, now: float, created_ms: int, idle_s: float) -> PushJob | None:
+    def next_job(self, now: float, created_ms: int, idle_s: float, may_run_ahead: bool = True) -> PushJob | None:
         """The next request, if there is one, for `leave`. Raises `FileChanged` when the file holds something else."""
         window = self.window
         if self._is_asking or now < window.not_before or self.stopped:
@@ -109,7 +109,7 @@ class FileSource:
             if window.session is None:
                 self._asked_ms = created_ms
                 return job._replace(dc=self._opens_at(now))
-        slot = self.batches.next_slot(self.reading, now, created_ms, idle_s, self._is_covered)
+        slot = self.batches.next_slot(self.reading, now, created_ms, idle_s, may_run_ahead, self._is_covered)
         if slot is not None:
             batch, recorded = slot.batch, window.recorded
             skips = slot is window.slots[0] and recorded is not None and recorded < batch.start
@@ -162,8 +162,9 @@ class FileSource:
         """Applies the outcome of ``job``. Raises `FileChanged` when the file has nothing where the gateway is."""
         answer = outcome.answer
         do = next_step(answer)
-        self.settled = [] if job.slot is None else [s.batch for s in self.window.take(job.slot, outcome, now)]
-        for batch in self.settled:
+        settled = [] if job.slot is None else [slot.batch for slot in self.window.take(job.slot, outcome, now)]
+        self.settled = sum(len(batch.pieces) for batch in settled), sum(len(batch.data) for batch in settled)
+        for batch in settled:
             self.reading.advance(batch.data)
             log_event("sent", source=self.name, position=batch.end, chunks=len(batch.pieces))
         if job.slot is None:
@@ -189,7 +190,7 @@ class FileSource:
     def _take_batch(self, do: NextStep, answer: GatewayAnswer, now: float, once: bool) -> None:
         if do is NextStep.ADVANCE:
             self._error = ""
-        elif do in (NextStep.WAIT, NextStep.AGAIN):
+        elif do in (NextStep.WAIT, NextStep.AGAIN) and self.window.slots:  # else an answer behind it has come before
             self._fails(answer)
         refused = self.window.refused
         if refused is not None:
@@ -265,7 +266,6 @@ class FileSource:
         self.window.recorded = told
         if not self.window.slots or self.window.slots[0].batch.start != position:
             self.window.clear()
-            self.batches.reader.barren_end = -1  # what was read there may be cut after all
             self.reading.go_to(position)
         if not is_proven and (position, digest(self.reading.mark)) not in ends:
             raise FileChanged(f"after a reboot nothing proves that the bytes before position {position} were sent")
@@ -347,7 +347,7 @@ class FileSource:
         if self.busy or self.window.slots:
             return "the gateway's answer"
         if self.reading.position < self.reading.end:
-            return "the end of its last line" if self.batches.reader.barren_end == self.reading.end else "its turn"
+            return "the end of its last line" if self.batches.reader.is_barren(self.reading) else "its turn"
         if self.tail is None:
             return "the gateway to record that it is finished"
         return "more lines" if self.tail.away_since is None else "its writer to close it"

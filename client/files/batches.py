@@ -183,13 +183,17 @@ class BatchReader:
         self._source_id = source_id
         self.limits = limits
         self._attributes = attributes
-        self.barren_end = -1  # an end of the file up to which there was no whole line
+        self._barren = (-1, -1)  # between these positions there was no whole line
         self._looked_to = 0
 
     def make_smaller(self) -> bool:
         """The gateway found a chunk too large. False: there are no smaller ones."""
         before, self.limits = self.limits, self.limits.smaller()
         return self.limits != before
+
+    def is_barren(self, source: ByteSource) -> bool:
+        """There is no whole line at its position."""
+        return self._barren == (source.position, source.end)
 
     def waits_s(self, source: ByteSource, now: float, idle_s: float) -> list[float]:
         """After so many seconds without a change an unfinished line, or record, is sent; those that have not passed."""
@@ -202,7 +206,7 @@ class BatchReader:
         """The batch at ``place``; None: there is no whole chunk yet. ``ahead``: so many are under way before it."""
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
         settled = is_last or (limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S)))
-        if end <= place.position or (end == self.barren_end and not settled and not self.kept):
+        if end <= place.position or ((place.position, end) == self._barren and not settled and not self.kept):
             return None
         batch = self._cut_alike(source, place)
         if batch is not None:
@@ -213,7 +217,7 @@ class BatchReader:
         if not pieces and len(data) == usual < limits.request_bytes:  # a line, or a record, that is longer
             data, pieces = self._cut(source, place, limits.request_bytes, is_last, settled)
         if not pieces:
-            self.barren_end = end
+            self._barren = place.position, end
             return None
         size = pieces[-1].end
         self._log_holes(place.position, data, size)

@@ -74,7 +74,7 @@ class RequestWindow(Generic[B]):
         self._in_flight = in_flight
         self._is_begun = False  # the session has had an acknowledgement
         self._dropped = 0  # requests under way whose batches are no longer in the window
-        self._turn = 0
+        self._turn = self._failed_turn = 0
         self._direct_from = 0.0
 
     # ---- what goes next --------------------------------------------------------------------------------------
@@ -150,6 +150,9 @@ class RequestWindow(Generic[B]):
         elif do in (NextStep.AGAIN, NextStep.ADVANCE, NextStep.WAIT, NextStep.ASK):
             slot.is_alone = True
             slot.is_maybe = slot.is_maybe or do in (NextStep.AGAIN, NextStep.ADVANCE)
+            if slot.turn <= self._failed_turn:
+                self.failures = max(self.failures - 1, 0)  # those that were under way together fail once
+            self._failed_turn = self._turn
             self.repeat(answer, now, slot.is_direct)
         elif do is NextStep.RECUT and answer.type == "gap" and not slot.is_first:
             slot.overtook = self._turn

@@ -375,7 +375,7 @@ class ClientWorld:
             self.start()
         quiet = 0
         for _ in range(300):
-            quiet = 0 if self.step(2) else quiet + 1
+            quiet = 0 if self.step(100) else quiet + 1  # room for the heartbeats of all, too
             self.now += LONGEST_PAUSE_S
             if quiet == 4:
                 return

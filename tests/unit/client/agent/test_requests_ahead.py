@@ -1,5 +1,7 @@
 """Several requests of one file under way: what is acknowledged, what a restart knows, what is held in memory."""
 
+import gc
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,9 @@ import pytest
 from logferry.client.agent.schedule import PushJob
 from logferry.client.files.batches import LARGEST_READ_BYTES, READ_BYTES, load
 from logferry.client.files.checkpoint import Checkpoint
+from logferry.client.files.chunking import FileBatch
+from logferry.client.transport.cluster import RETRY_S
+from logferry.client.transport.source_request import GatewayAnswer, Outcome
 
 from tests.support.fake_gateway import FakeGateway
 
@@ -105,12 +110,145 @@ def test_requests_grow_while_others_are_under_way_and_are_bounded(client: Any) -
     client.now += 5
     client.agent.tick(client.now)
     client.step()
-    jobs = ahead(client, 5)
-    assert client.agent.jobs(client.now, 5) == [], "the limit is the number of threads"
+    jobs = ahead(client, 4)
+    assert client.agent.jobs(client.now, 5) == [], "one thread stays free for other files"
     sizes = [len(job.batch.data) for _, job in jobs if job.batch]
-    limits = [READ_BYTES, 2 * READ_BYTES, *[LARGEST_READ_BYTES] * 3]
+    limits = [READ_BYTES, 2 * READ_BYTES, *[LARGEST_READ_BYTES] * 2]
     assert all(limit - 100 <= size <= limit for size, limit in zip(sizes, limits, strict=True))
     assert client.agent.held_bytes() == sum(sizes)
+
+
+@pytest.mark.parametrize("client", [SMALL], indirect=True)
+def test_a_file_whose_requests_hang_delays_no_other(client: Any) -> None:
+    begun(client)
+    ahead(client, client.config.threads - 1)
+    client.write("b.log", b"in time\n")
+    client.now += 5
+    client.agent.tick(client.now)
+    for _ in range(2):
+        ((source, job),) = client.agent.jobs(client.now, 1)
+        client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    assert b"in time\n" in client.stored()
+
+
+@pytest.mark.parametrize("client", [SMALL], indirect=True)
+def test_memory_is_bounded_where_the_first_requests_hang_and_others_overtake_them(client: Any) -> None:
+    for number in range(20):
+        client.write(f"{number}.log", LINES)
+    client.step()
+    for _ in range(20):
+        client.step(0.01)  # each has a session, and an acknowledgement
+    free = client.config.threads
+    for _ in range(100):
+        for source, job in client.agent.jobs(client.now, free):
+            client.agent.sent(source, job, client.now)
+            if job.slot is not None and job.slot is source.window.slots[0]:
+                free -= 1  # on its way
+            else:
+                client.agent.finish(source, job, client.pusher.perform(job), client.now)
+        client.now += 0.01
+    assert free == 0
+    assert client.agent.held_bytes() <= 2 * client.config.threads * 1024
+
+
+@pytest.mark.parametrize("client", [{**SMALL, "threads": 8}], indirect=True)
+def test_few_sources_keep_batches_that_are_refused_while_they_wait(client: Any, gateway: FakeGateway) -> None:
+    """The first request is refused, and those behind it overtook it."""
+    for number in range(20):
+        client.write(f"{number}.log", LINES)
+    client.step()
+    for _ in range(20):
+        client.step(0.01)
+    refused = Outcome(GatewayAnswer(429, "overloaded"), None)
+    for _ in range(20):
+        jobs: list[tuple[Any, PushJob]] = []
+        while len(jobs) < 8 and (found := client.agent.jobs(client.now, 1)):
+            client.agent.sent(*found[0], client.now)
+            jobs += found
+        firsts = [source.window.slots[0] for source, _ in jobs]
+        for (source, job), first in zip(jobs, firsts, strict=True):
+            client.agent.finish(source, job, refused if job.slot is first else client.pusher.perform(job), client.now)
+        client.now += 0.01
+    assert client.agent.held_bytes() <= 2 * client.config.request_bytes + 3 * 1024
+
+
+def test_nothing_that_was_acknowledged_stays_in_memory(client: Any) -> None:
+    client.write("a.log", LINES)
+    client.settle()
+    (source,) = client.agent.watch.sources.values()
+    held = [each for each in gc.get_objects() if isinstance(each, FileBatch)]
+    assert source.window.slots == deque()
+    assert [batch for batch in held if bytes(batch.data) == LINES] == []
+
+
+@pytest.mark.parametrize("client", [SMALL], indirect=True)
+def test_requests_that_fail_together_are_one_failure(client: Any, gateway: FakeGateway) -> None:
+    begun(client)
+    (source,) = client.agent.watch.sources.values()
+    for failures in (1, 2):
+        jobs = ahead(client, 3 if failures == 1 else 1)
+        gateway.faults.extend(["500 before"] * len(jobs))
+        for one in jobs:
+            client.agent.finish(*one, client.pusher.perform(one[1]), client.now)
+        assert source.window.failures == failures
+        assert source.window.not_before <= client.now + RETRY_S[0] * failures
+        client.now = source.window.not_before
+
+
+@pytest.mark.parametrize("client", [{**SMALL, "idle_s": 1000.0}], indirect=True)
+def test_batches_that_are_cut_smaller_wait_for_no_end_of_a_line(client: Any) -> None:
+    """Behind them there is the begin of a line."""
+    begun(client)
+    client.settle()
+    client.write("a.log", LINES[:2048] + b"half a line")
+    client.now += 5
+    client.agent.tick(client.now)
+    jobs = ahead(client, 2)
+    assert client.agent.jobs(client.now, 1) == []
+    too_large = Outcome(GatewayAnswer(413, "too-large"), None)
+    for source, job in jobs:
+        source.batches.reader.limits = source.batches.reader.limits._replace(chunk_bytes=4096)  # so it can be less
+        client.agent.finish(source, job, too_large, client.now)
+    client.settle()
+    assert client.stored() == [LINES + LINES[:2048]]
+
+
+@pytest.mark.parametrize("client", [{**SMALL, "request_bytes": 4096}], indirect=True)
+def test_a_part_of_a_request_is_no_proof_that_all_of_it_was_acknowledged(client: Any, gateway: FakeGateway) -> None:
+    """The gateway has recorded a part of the first one; then the client is killed. It is in the midst of that one."""
+    begun(client)
+    client.write("a.log", LINES)
+    client.now += 5
+    client.agent.tick(client.now)
+    (source, first), *others = ahead(client, 2)
+    part = first.batch._replace(data=first.batch.data[:1024], pieces=first.batch.pieces[:1])
+    client.pusher.perform(first._replace(batch=part))
+    gateway.sources[source.name].session += 1  # that of another client
+    for one in ((source, first), *others):
+        client.agent.finish(*one, client.pusher.perform(one[1]), client.now)
+    client.now += 5
+    ((_, asked),) = client.agent.jobs(client.now, 1)
+    client.agent.finish(source, asked, client.pusher.perform(asked), client.now)
+    assert source.reading.position == part.end
+    assert client.agent.remember(client.now)
+    client.restart()
+    (again,) = first_look(client)
+    assert again.entry.position == part.end
+    assert again.reading.position <= part.end
+
+
+@pytest.mark.parametrize("client", [SMALL], indirect=True)
+def test_an_answer_that_is_lost_and_came_to_nothing_is_no_error(client: Any) -> None:
+    """A later request was acknowledged before, and so the one whose answer is lost."""
+    client.write("a.log", LINES[:3072])
+    client.step()
+    client.step()
+    (source, first), second = ahead(client, 2)
+    outcomes = [client.pusher.perform(one[1]) for one in ((source, first), second)]
+    client.agent.finish(*second, outcomes[1], client.now)
+    client.agent.finish(source, first, Outcome(GatewayAnswer(0, detail="cut"), None), client.now)
+    assert client.stored() == [LINES[:3072]]
+    assert source.status(client.now).error == ""
 
 
 def test_a_checkpoint_of_the_version_before_has_one_layout(tmp_path: Path) -> None:
