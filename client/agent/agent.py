@@ -194,6 +194,7 @@ class Agent:
         try:
             do = source.take(job, outcome, now, self._config.once)
         except FileChanged as change:
+            source.window.close_session()  # the next one says where it resumes, if there is a copy
             self.watch.renew(source, str(change), now)
             return
         except OSError as error:

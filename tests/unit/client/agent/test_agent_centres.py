@@ -282,6 +282,32 @@ def test_a_file_that_was_rotated_away_meanwhile_is_sent_to_its_end(client: Any, 
     assert both.contents() == [ONE + b"two\n"]
 
 
+def test_a_copy_continues_where_the_other_one_left_off(client: Any, both: Any) -> None:
+    """Copied and truncated when the client, just started, opens its session in the other one."""
+    client.write("a.log", ONE + b"two\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.restart()
+    both.first.is_away = True
+    jobs: list[Any] = []
+    while not client.agent.centres.here:
+        for source, job in jobs:
+            client.agent.finish(source, job, client.pusher.perform(job), client.now)
+        client.now += 5.0
+        dc = client.agent.centres.probe(client.now)
+        if dc is not None:
+            client.agent.centres.record(dc, client.pusher.probe(dc), client.now)
+        client.agent.tick(client.now)
+        jobs = client.agent.jobs(client.now, 1)
+    ((source, job),) = jobs
+    assert job.session is None
+    client.write("a.log.1", ONE + b"two\nthree\n")
+    client.write("a.log", b"another\n", "wb")
+    client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    client.settle()
+    assert both.contents() == [b"another\n", ONE + b"two\nthree\n"]
+
+
 def test_the_status_says_where_it_is_and_why(client: Any, both: Any, capsys: pytest.CaptureFixture[str]) -> None:
     moves_to_the_second(client, both)
     client.step(5.0)
