@@ -31,7 +31,7 @@ def librdkafka_producer(bootstrap: str, topic: str, payloads: list[bytes], recor
 
 
 def _send(bootstrap: str, topic: str, payloads: list[bytes], records: int) -> dict[str, float]:
-    from confluent_kafka import Producer  # noqa: PLC0415  only this program needs it
+    from confluent_kafka import Producer
 
     failures: list[Any] = []
 

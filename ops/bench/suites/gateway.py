@@ -90,8 +90,8 @@ def ingest_vs_java_producer() -> Figure:
 
 
 def ingest_vs_librdkafka() -> Figure:
-    """64 KiB chunks of log lines from 64 sources, plain bodies, zstd in Kafka; against librdkafka's transactions of 50 ms
-    with batches of 1 MiB and zstd at level 1. The CPU is that of the workers, and that of the program with librdkafka.
+    """64 KiB chunks of log lines from 64 sources, plain bodies, zstd in Kafka; against librdkafka's transactions of
+    50 ms with batches of 1 MiB and zstd at level 1. The CPU is that of the workers, and of the program with librdkafka.
     """
     payloads = chunks(256, CHUNK_BYTES)
     size_gb = sum(len(payloads[number % len(payloads)]) for number in range(_RECORDS)) / 1e9
