@@ -107,7 +107,7 @@ def _responses(said: Schema, *, is_open: bool) -> Schema:
         done["headers"] = {name: {"description": what, "schema": text} for name, what in said["headers"].items()}
     found: Schema = {"200": done, **({"201": done} if "creates" in said else {})}
     if "redirects" in said:
-        found["307"] = {"description": "another worker owns it, and the caller sent X-Logferry-Redirect: 1"}
+        found["307"] = {"description": said["redirects"]}
     kinds: dict[int, list[str]] = {}
     for kind in {*_ALWAYS, *(() if is_open else _AUTHORISED), *said.get("problems", ())}:
         kinds.setdefault(PROBLEMS[kind][0], []).append(kind)

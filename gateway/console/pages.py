@@ -49,6 +49,7 @@ class ConsoleApi:
 
     def add_to(self, routes: Routes) -> None:
         routes.add("GET", "/console/{file}", "console", self.get, Right.OPEN)
+        routes.add("GET", "/console", "console_page", self.get_page, Right.OPEN)
 
     async def get(self, call: Call) -> web.StreamResponse:
         call.knows_only()
@@ -62,6 +63,11 @@ class ConsoleApi:
         if call.request.headers.get("If-None-Match") == tag:
             return web.Response(status=304, headers=headers)
         return web.Response(body=body, headers=headers)
+
+    async def get_page(self, call: Call) -> web.StreamResponse:
+        """The files' addresses are relative to the page's, so it needs its slash. A proxy may have a prefix for both."""
+        call.knows_only()
+        return web.Response(status=307, headers={**_HEADERS, "Location": "console/"})
 
 
 def _read() -> dict[str, tuple[bytes, str]]:

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 from urllib.parse import urlsplit
 
 from logferry.ops.cli.problems import CommandError, Unavailable, UsageError
@@ -43,7 +43,7 @@ _TRIES = 2_000
 _given: set[int] = set()
 _LOCKS = Path(f"/tmp/logferry-ports-{os.getuid()}")
 
-Setting = str | int | float | bool | Sequence["Setting"] | Mapping[str, "Setting"]
+Setting = Union[str, int, float, bool, Sequence["Setting"], Mapping[str, "Setting"]]
 
 # The parent may end before the launcher requests the signal; then the launcher exits.
 _LAUNCHER = """

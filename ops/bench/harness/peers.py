@@ -1,5 +1,5 @@
-"""What ours is compared with, as processes: MirrorMaker 2 with exactly-once, rsyslog, OpenTelemetry's collector, a bare
-HTTP handler."""
+"""What ours is compared with, as processes: MirrorMaker 2 with exactly-once, rsyslog, syslog-ng, OpenTelemetry's
+collector, a bare HTTP handler."""
 
 from __future__ import annotations
 
@@ -94,6 +94,26 @@ def start_rsyslog(folder: Path, logs: Path, topic: str, bootstrap: str) -> Progr
     pid_file.unlink(missing_ok=True)
     with (folder / "log").open("ab") as log:
         return Program([find_rsyslogd(), "-n", "-f", str(file), "-i", str(pid_file)], stdout=log, stderr=log)
+
+
+def find_syslog_ng() -> str:
+    """The path of ``syslog-ng``. Raises `PeerMissing` when it, or its module for Kafka, is not there."""
+    found = shutil.which("syslog-ng") or shutil.which("syslog-ng", path="/usr/sbin:/sbin")
+    if found is None or "kafka" not in subprocess.run([found, "--version"], capture_output=True, text=True).stdout:
+        raise PeerMissing(
+            "syslog-ng with its module for Kafka is not in PATH; on Debian, beside rsyslog: tests/support/syslog_ng.sh"
+        )
+    return found
+
+
+def start_syslog_ng(folder: Path, logs: Path, topic: str, bootstrap: str) -> Program:
+    """As `start_rsyslog`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "syslog-ng.conf"
+    file.write_text(_configured("syslog-ng.conf", folder=logs, topic=topic, brokers=bootstrap))
+    state = [f"--{name}={folder / name}" for name in ("persist-file", "pidfile", "control")]
+    with (folder / "log").open("ab") as log:
+        return Program([find_syslog_ng(), "--foreground", f"--cfgfile={file}", *state], stdout=log, stderr=log)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from logferry.ops.bench.harness.gateways import (
     running_stack,
 )
 from logferry.ops.bench.harness.kafka import chunks, connected, java_consumer, java_producer
+from logferry.ops.bench.harness.librdkafka import librdkafka_producer
 from logferry.ops.bench.harness.peers import bare_handler
 from logferry.ops.bench.harness.usage import UsageMeter, quantile_ms, read_lags, rss_mb
 from logferry.ops.stack.stack import Stack
@@ -83,6 +84,23 @@ def ingest_vs_java_producer() -> Figure:
                 )
                 sides.append({"mb_s": rate, "cpu_s_per_gb": cpu_s / (_RECORDS * len(payloads[0]) / 1e9)})
             return max(sides, key=lambda side: side["mb_s"])
+
+        rounds = alternate(_ROUNDS, lambda number: loaded(stack, Load(f"ours{number}", payloads)), theirs)
+    return compared("MB/s ours / theirs", "mb_s", rounds)
+
+
+def ingest_vs_librdkafka() -> Figure:
+    """64 KiB chunks of log lines from 64 sources, plain bodies, zstd in Kafka; against librdkafka's transactions of
+    50 ms with batches of 1 MiB and zstd at level 1. The CPU is that of the workers, and of the program with librdkafka.
+    """
+    payloads = chunks(256, CHUNK_BYTES)
+    size_gb = sum(len(payloads[number % len(payloads)]) for number in range(_RECORDS)) / 1e9
+    with running_stack(2) as stack:
+
+        def theirs(number: int) -> Side:
+            topic = make_topic(stack, f"theirs{number}")
+            rate, cpu_s = librdkafka_producer(stack.cluster().bootstrap, topic, payloads, _RECORDS)
+            return {"mb_s": rate, "cpu_s_per_gb": cpu_s / size_gb}
 
         rounds = alternate(_ROUNDS, lambda number: loaded(stack, Load(f"ours{number}", payloads)), theirs)
     return compared("MB/s ours / theirs", "mb_s", rounds)

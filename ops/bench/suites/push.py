@@ -1,8 +1,9 @@
-"""Benchmarks of the push-client against rsyslog (``imfile`` to ``omkafka``): same files, same Kafka, in turn; its
-cost on idle files, its speed among many, and over a long way.
+"""Benchmarks of the push-client against rsyslog (``imfile`` to ``omkafka``) and syslog-ng (``wildcard-file`` to
+``kafka-c``): same files, same Kafka, in turn; and its cost on idle files, its speed among many, and over a long way.
 
-Without gzip. Our time ends when the gateway has acknowledged the last chunk and the client has exited, rsyslog's when
-Kafka has all lines. CPU and memory are those of the client or rsyslogd alone, because the gateway runs on another host.
+Without gzip. Our time ends when the gateway has acknowledged the last chunk and the client has exited, theirs when
+Kafka has all lines. CPU and memory are those of the client or of their daemon alone, because the gateway runs on
+another host.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ _IDLE_ROUNDS: Final = 3
 _IDLE_S: Final = 15.0
 _SETTLED_S: Final = 60.0  # after this silence the client looks at a file once a second
 
+_Measured = tuple[Rounds, tuple[Side, Side]]
+
 
 def push_drain_vs_rsyslog() -> Figure:
     """MB/s of a backlog of 100 files; lines doubled and lost after a SIGKILL in the middle of another one."""
@@ -69,6 +72,18 @@ def push_drain_vs_rsyslog() -> Figure:
 def push_cpu_vs_rsyslog() -> Figure:
     """CPU seconds per GB of lines, without gzip."""
     return compared("CPU ours / theirs", "cpu_s_per_gb", _measured()[0])
+
+
+def push_drain_vs_syslog_ng() -> Figure:
+    """As `push_drain_vs_rsyslog`."""
+    rounds, killed = _measured(peers.start_syslog_ng)
+    ours, theirs = (medians(side) | after for side, after in zip(rounds, killed, strict=True))
+    return Figure("MB/s ours / theirs", ours, theirs, _ROUNDS, median_ratio(rounds, "mb_s"))
+
+
+def push_cpu_vs_syslog_ng() -> Figure:
+    """CPU seconds per GB of lines, without gzip."""
+    return compared("CPU ours / theirs", "cpu_s_per_gb", _measured(peers.start_syslog_ng)[0])
 
 
 def push_rss_mb() -> Figure:
@@ -218,9 +233,9 @@ def _is_sent(status: Path, files: int) -> bool:
 
 
 @cache
-def _measured() -> tuple[Rounds, tuple[Side, Side]]:
-    """Rounds of ours and rsyslog's, and the effect of the kill on each: one run for all three figures."""
-    peers.find_rsyslogd()
+def _measured(start: Callable[[Path, Path, str, str], Program] = peers.start_rsyslog) -> _Measured:
+    """Rounds of ours and theirs, and the effect of the kill on each: one run for all figures of a peer."""
+    (peers.find_rsyslogd if start is peers.start_rsyslog else peers.find_syslog_ng)()
     with running_stack(2) as stack:
         folder, bootstrap = stack.data / "host", stack.cluster().bootstrap
         lines = _write(folder / "logs", _LINES)
@@ -234,18 +249,18 @@ def _measured() -> tuple[Rounds, tuple[Side, Side]]:
         def theirs(number: int) -> Side:
             topic = make_topic(stack, f"theirs{number}")
             with _ends(bootstrap, topic) as written:
-                rsyslogd = peers.start_rsyslog(folder / f"work{number}", folder / "logs", topic, bootstrap)
-                return _side(rsyslogd.until(lambda: written() >= lines), size)
+                daemon = start(folder / f"work{number}", folder / "logs", topic, bootstrap)
+                return _side(daemon.until(lambda: written() >= lines), size)
 
         rounds = alternate(_ROUNDS, ours, theirs)
         few = folder / "few"
         few_lines = _write(few, _KILLED_LINES)
         topics = make_topic(stack, "ours-killed"), make_topic(stack, "theirs-killed")
         client = partial(_client, stack, folder / "state-killed", few, "ours-killed", "--once")
-        rsyslogd = partial(peers.start_rsyslog, folder / "work-killed", few, topics[1], bootstrap)
+        daemon = partial(start, folder / "work-killed", few, topics[1], bootstrap)
         return rounds, (
             _killed(bootstrap, topics[0], client, 30, few_lines),  # chunks of 256 KiB
-            _killed(bootstrap, topics[1], rsyslogd, few_lines // 3, few_lines, ends=False),
+            _killed(bootstrap, topics[1], daemon, few_lines // 3, few_lines, ends=False),
         )
 
 

@@ -194,7 +194,7 @@ async def test_a_killed_worker_is_named_and_the_page_returns_when_its_own_one_do
     async with chromium(site.urls[0]) as opened:
         page = opened.page
         lanes = await page.context.new_page()
-        await lanes.goto(f"{site.urls[0]}/console/#/lanes")
+        await lanes.goto(f"{site.urls[0]}/console#/lanes")
         await expect(page.get_by_role("heading", level=2).first).to_have_text("Nothing is wrong now")
         await expect(row(lanes, site.urls[1])).to_contain_text("answers")
         other.send(signal.SIGSTOP)  # it holds its lanes, and answers nothing

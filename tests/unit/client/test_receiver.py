@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("the gateway needs Python 3.11", allow_module_level=True)
+
 from logferry.client.receiver import Delivery, Receiver, Refused
 from logferry.gateway.delivery.batch import signature
 

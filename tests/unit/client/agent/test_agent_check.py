@@ -44,7 +44,7 @@ def test_what_is_sent_and_what_is_left_out(check: Any, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     (tmp_path / "a.log.1.gz").write_bytes(b"x")
     (tmp_path / "b.debug.log").write_bytes(b"x")
-    (tmp_path / "z.log").hardlink_to(tmp_path / "a.log")
+    os.link(tmp_path / "a.log", tmp_path / "z.log")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     assert check(options=("--exclude", "*.debug.log")) == (

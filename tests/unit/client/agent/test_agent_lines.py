@@ -1,5 +1,7 @@
 """What becomes of lines on their way: last ones, long ones, records of many, holes."""
 
+from __future__ import annotations
+
 import os
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Requests: what they look like, whom they go to, who sees the token."""
 
+from __future__ import annotations
+
 import gzip
 import io
 import json

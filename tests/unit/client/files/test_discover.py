@@ -63,7 +63,7 @@ def test_what_is_excluded_is_left_out(tmp_path: Path, exclude: Any, expected: An
 def test_a_file_with_many_names_is_one(tmp_path: Path) -> None:
     made(tmp_path, "m.log", "other/n.log")
     (tmp_path / "a.log").symlink_to(tmp_path / "m.log")
-    (tmp_path / "z.log").hardlink_to(tmp_path / "m.log")
+    os.link(tmp_path / "m.log", tmp_path / "z.log")
     (tmp_path / "b.log").symlink_to(tmp_path / "other" / "n.log")
     assert names(tmp_path, "*.log") == ["m.log", "b.log"]
 
@@ -96,9 +96,8 @@ def test_a_renamed_file_is_found_in_its_folder_only(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_looked_at_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path, "a.log", "b.log", "c.log")
     wanted = (tmp_path / "b.log").stat()
-    monkeypatch.setattr(
-        os, "scandir", lambda folder: contextlib.nullcontext(map(Entry, sorted(Path(folder).iterdir())))
-    )
+    entries = [Entry(path) for path in sorted(tmp_path.iterdir())]
+    monkeypatch.setattr(os, "scandir", lambda folder: contextlib.nullcontext(iter(entries)))
     assert find_moved(str(tmp_path / "gone.log"), (wanted.st_dev, wanted.st_ino)) == str(tmp_path / "b.log")
 
 

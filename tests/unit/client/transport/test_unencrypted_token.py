@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("the loader needs Python 3.11", allow_module_level=True)
+
 from logferry.client.transport import cluster
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.gateway.contract.names import is_plain

@@ -101,9 +101,12 @@ async def test_a_deadline_ends_the_waiting_and_not_the_trying(face: Any, gateway
 async def wait_faults(gateway: FakeGateway, more: int) -> None:
     """Returns when so many more requests have met a fault."""
     left = len(gateway.faults) - more
-    async with asyncio.timeout(PATIENCE_S):
+
+    async def wait() -> None:
         while len(gateway.faults) > left:  # noqa: ASYNC110 - another thread's state
             await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), PATIENCE_S)
 
 
 async def test_a_full_buffer_is_waited_for_or_raised(face: Any, gateway: FakeGateway, served: Any) -> None:
