@@ -35,7 +35,7 @@ def test_each_receipt_has_the_offset_whatever_the_order_of_the_answers() -> None
     put(sender, 3, heard)
     jobs = list(begun(sender, 3))
     outcomes = [sender.arrive(job) for job in jobs]
-    for job, outcome in reversed(list(zip(jobs, outcomes, strict=True))):
+    for job, outcome in reversed(list(zip(jobs, outcomes))):
         sender.window.take(job, outcome, sender.now)
     assert sorted(heard) == [ChunkReceipt(seqno, "dc1.t", 0, seqno - 1) for seqno in (1, 2, 3, 4)]
 
