@@ -210,6 +210,7 @@ def test_batches_that_are_cut_smaller_wait_for_no_end_of_a_line(client: Any) -> 
     too_large = Outcome(GatewayAnswer(413, "too-large"), None)
     for source, job in jobs:
         source.batches.reader.limits = source.batches.reader.limits._replace(chunk_bytes=4096)  # so it can be less
+        assert client.agent.jobs(client.now, 1) == [], "nothing is cut anew while the old ones are under way"
         client.agent.finish(source, job, too_large, client.now)
     client.settle()
     assert client.stored() == [LINES + LINES[:2048]]
@@ -251,6 +252,18 @@ def test_an_answer_that_is_lost_and_came_to_nothing_is_no_error(client: Any) -> 
     client.agent.finish(source, first, Outcome(GatewayAnswer(0, detail="cut"), None), client.now)
     assert client.stored() == [LINES[:3072]]
     assert source.status(client.now).error == ""
+
+
+@pytest.mark.parametrize("client", [SMALL], indirect=True)
+def test_an_answer_that_names_less_than_the_whole_request_acknowledges_nothing(client: Any) -> None:
+    begun(client)
+    ((source, job),) = ahead(client, 1)
+    assert job.batch is not None
+    less = Outcome(GatewayAnswer(200, recorded_seqno=job.batch.end - 1), None)
+    client.agent.finish(source, job, less, client.now)
+    assert source.reading.position == job.batch.start
+    client.settle()
+    assert client.stored() == [LINES]
 
 
 def test_a_checkpoint_of_the_version_before_has_one_layout(tmp_path: Path) -> None:
