@@ -220,6 +220,7 @@ class BatchReader:
             self._barren = place.position, end
             return None
         size = pieces[-1].end
+        self.kept.clear()
         self._log_holes(place.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
         return FileBatch(place.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
@@ -237,14 +238,17 @@ class BatchReader:
         return data, cut(data, inside, limits, flush, so_far)
 
     def _cut_alike(self, source: ByteSource, place: ReadPlace) -> FileBatch | None:
-        """None when what is kept belongs to another position; then it is of no use any more."""
-        if not self.kept:
-            return None
-        kept = self.kept.pop(0)
-        data = source.read(kept.size, place) if place.position == kept.start and source.end >= kept.end else b""
-        if len(data) < kept.size:
+        """None when what is kept belongs to another position; then it is of no use any more. A file that is too short
+        for it may be another one, which `_cut` finds, and a copy may have it: so it is kept."""
+        if self.kept and place.position != self.kept[0].start:
             self.kept.clear()
+        if not self.kept or source.end < self.kept[0].end:
             return None
+        kept = self.kept[0]
+        data = source.read(kept.size, place)
+        if len(data) < kept.size:
+            return None
+        del self.kept[0]
         return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes, self.limits.rules)
 
     def _log_holes(self, start: int, data: bytes, size: int) -> None:

@@ -308,6 +308,22 @@ def test_a_copy_continues_where_the_other_one_left_off(client: Any, both: Any) -
     assert both.contents() == [b"another\n", ONE + b"two\nthree\n"]
 
 
+def test_what_a_copy_has_is_sent_as_it_was_cut(client: Any, both: Any) -> None:
+    """Nobody knows whether the first one has it; then the file is copied and truncated."""
+    client.write("a.log", b"one\n")
+    both.first.faults.extend(["", "cut after"])
+    client.step()
+    client.step()
+    (source,) = client.agent.watch.sources.values()
+    source.let_go()
+    both.first.is_away = True
+    client.write("a.log.1", b"one\ntwo\n")
+    client.write("a.log", b"1\n", "wb")
+    goes_away(client, both.first)
+    client.settle()
+    assert both.contents() == [b"1\n", b"one\ntwo\n"]
+
+
 def test_the_status_says_where_it_is_and_why(client: Any, both: Any, capsys: pytest.CaptureFixture[str]) -> None:
     moves_to_the_second(client, both)
     client.step(5.0)

@@ -266,6 +266,18 @@ def test_an_answer_that_names_less_than_the_whole_request_acknowledges_nothing(c
     assert client.stored() == [LINES]
 
 
+@pytest.mark.parametrize("client", [SMALL], indirect=True)
+def test_a_gateway_that_has_less_than_it_said_is_sent_that_again(client: Any, gateway: FakeGateway) -> None:
+    """A gap before the first request: it overtook none."""
+    begun(client)
+    ((source, job),) = client.agent.jobs(client.now, 1)
+    client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    stored = gateway.sources[source.name]
+    stored.recorded = stored.chunks.pop().prev
+    client.settle()
+    assert client.stored() == [LINES]
+
+
 def test_a_checkpoint_of_the_version_before_has_one_layout(tmp_path: Path) -> None:
     line = '["one", 0, [[0, 4, null, null]], 7, "a", "b"]\n["one", 4, [[0, 4, null, null]], 8, "b", "c"]\n'
     (tmp_path / "cuts.jsonl").write_text(line)
