@@ -276,7 +276,7 @@ class LaneChange:
             await asyncio.sleep(_PAUSE_S)
 
     async def _wait_until_open(self) -> None:
-        """Until no worker has opened a lane for a while: that would end the next attempt, too. Not for ever."""
+        """Until no worker has opened a lane for a while: that would end the next attempt, too. For a minute at most."""
         now_s = since_s = time.monotonic()
         until_s, last = now_s + _OPENING_S, None
         while now_s < min(until_s, since_s + _QUIET_S):
