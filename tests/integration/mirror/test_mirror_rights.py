@@ -113,24 +113,36 @@ async def test_with_the_rights_of_script_everything_is_done(
 async def test_with_access_tokens_it_copies_while_brokers_end_its_connections(
     world: World, stack: SecuredCentres, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """OAUTHBEARER in both data centres. Kafka ends what has not logged in again in time; a new connection reads the
-    token again, so the one of the start may end."""
+    """OAUTHBEARER in both data centres. Kafka ends what has not logged in again in time, and each new connection reads
+    the token: it waits for one that Kafka takes."""
     rights = {"dc1": rights_of_mirror(world, here=False), "dc2": rights_of_mirror(world, here=True)}
     await connect(world, stack, "tokens", rights, "OAUTHBEARER")
     clusters = [stack.cluster(dc) for dc in ("dc1", "dc2")]
-    for cluster in clusters:
-        (cluster.folder / "tokens.token").write_text(cluster.token("tokens", seconds=5))
     await world.create()
-    until, sent = time.monotonic() + 12, 0
-    with mirroring(world.mirror) as url:
-        for cluster in clusters:
-            (cluster.folder / "tokens.token").write_text(cluster.token("tokens"))
+    sent = 0
+
+    async def write_for(seconds: float) -> None:
+        nonlocal sent
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             await world.write(*[b"%d" % number for number in range(sent, sent + 10)])
             sent += 10
+
+    with mirroring(world.mirror) as url:
+        await write_for(5)  # some logins long
+        assert await world.differences() == []
+        for cluster in clusters:
+            (cluster.folder / "tokens.token").write_text(cluster.token("tokens", seconds=-60))
+        async with asyncio.timeout(60):
+            while (await status_of(url, capsys))[0] != 1:
+                await write_for(1)
+        for cluster in clusters:
+            (cluster.folder / "tokens.token").write_text(cluster.token("tokens"))
         assert await world.differences() == []
         assert (await world.state(url, "caught-up"))["source_end"] >= sent
-        assert (await status_of(url, capsys))[0] == 0
+        async with asyncio.timeout(60):
+            while (await status_of(url, capsys))[0] != 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
     assert denials(world) == []
 
 
