@@ -14,7 +14,7 @@ from typing import Any, Final
 _BY_LEVEL: Final = {
     "info": """
         worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
-        staging_topic_created
+        staging_topic_created staging_topic_grown
         lanes_assigned lanes_changed lane_open lane_revoked session_reader_gone graphite_back clocks_agree
         link_recovered target_created target_grown target_altered history_pruned partition_resumed partition_accepted
         delivery_replayed

@@ -286,7 +286,7 @@ class Lane(LaneLifecycle[GroupCommit]):
     async def find_staging(self) -> None:
         """Learns where the staging topic ends. Raises KafkaError; the lane serves all else without it."""
         if self.staging is None:
-            self.staging = await end_of(self.kafka, (self.config.staging_topic, self.number))
+            self.staging = await end_of(self.kafka, (self.config.staging_topic, self.number), self.lanes.number())
 
     async def _free_space(self) -> None:
         """Deletes in the staging topic what no upload needs, by the committed states alone: a fenced lane deletes

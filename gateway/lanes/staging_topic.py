@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -20,18 +21,34 @@ from logferry.gateway.contract.upload_state import StagedPiece, UploadState, nex
 from logferry.gateway.kafka.aiokafka_internals import admin
 from logferry.gateway.kafka.client import LATEST, KafkaClient, raise_for
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.uploads import Staging
 
 _FETCH_BYTES: Final = 1 << 20
 _READ_S: Final = 15.0
 _WAIT_MS: Final = 250
+_PAUSE_S: Final = 0.1
 _DELETE_MS: Final = 5000
 
 
-async def end_of(kafka: KafkaClient, tp: TopicPartition) -> Staging:
-    """The partition as it is now. Raises KafkaError."""
-    view = await kafka.describe_topic(tp[0])
+async def end_of(kafka: KafkaClient, tp: TopicPartition, lanes: int) -> Staging:
+    """The partition as it is now, with so many lanes. Raises KafkaError."""
+    view = await grown(kafka, tp[0], lanes)
     return Staging(tp, view.id, await kafka.offset(*tp, LATEST))
+
+
+async def grown(kafka: KafkaClient, topic: str, lanes: int) -> TopicMetadata:
+    """The topic with a partition for each lane. It has fewer if a worker created it while the number of lanes changed.
+
+    Raises KafkaError; it takes the right to alter the topic then.
+    """
+    async with asyncio.timeout(_READ_S):
+        while len((view := await kafka.describe_topic(topic)).partitions) < lanes:
+            with suppress(errors.InvalidPartitionsError):  # another worker was first
+                await kafka.grow_topic(topic, lanes)
+                log.event("staging_topic_grown", topic=topic, lanes=lanes)
+            await asyncio.sleep(_PAUSE_S)
+    return view
 
 
 @dataclass(slots=True)

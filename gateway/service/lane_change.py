@@ -53,7 +53,10 @@ _TIMEOUT_S: Final = 15.0
 _TIMEOUT_S_A_STATE: Final = 50e-6
 _MOST_S: Final = 900.0  # Kafka's transaction.max.timeout.ms
 _ATTEMPTS: Final = 4
-_PAUSE_S: Final = 1.0
+_PAUSE_S: Final = 0.1
+# Workers learn of a change, and open their lanes again, within some seconds of each other.
+_QUIET_S: Final = 4.0
+_OPENING_S: Final = 60.0
 _COUNT_CONFIGS: Final = {
     "cleanup.policy": "compact",
     "compression.type": "producer",
@@ -154,8 +157,8 @@ class LaneChange:
                         f"{what}: {why}. Repeat the command; it needs workers that do not start or stop meanwhile, and "
                         "brokers that are up"
                     ) from None
-            self._say(f"a worker or broker came in between ({why}); again")
-            await asyncio.sleep(_PAUSE_S)
+            self._say(f"a worker or broker came in between ({why}); again, once the lanes are open")
+            await self._wait_until_open()
             attempt += 1
 
     async def _attempt(self, attempt: int) -> Changed:
@@ -270,7 +273,19 @@ class LaneChange:
             if not is_said:
                 self._say("another change is under way, or was killed; its end is waited for")
                 is_said = True
-            await asyncio.sleep(_PAUSE_S / 10)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _wait_until_open(self) -> None:
+        """Until no worker has opened a lane for a while: that would end the next attempt, too. For a minute at most."""
+        now_s = since_s = time.monotonic()
+        until_s, last = now_s + _OPENING_S, None
+        while now_s < min(until_s, since_s + _QUIET_S):
+            await asyncio.sleep(_PAUSE_S)
+            now_s, before, last = time.monotonic(), last, None
+            with suppress(*_INTERFERED):
+                last = await self._present.last_fence()
+            if last is None or last != before:
+                since_s = now_s
 
     async def _read(self, lane: LaneStates, up_to: int = 0) -> None:
         topic = self._config.state_topic
@@ -318,7 +333,7 @@ class LaneChange:
             while True:
                 if len((await wait_until_created(self._kafka, topic)).partitions) >= self._to:
                     return
-                await asyncio.sleep(_PAUSE_S / 10)
+                await asyncio.sleep(_PAUSE_S)
 
     async def _end(self, is_committed: bool) -> None:
         """Ends a transaction that was not committed at once, so that the lanes continue."""

@@ -20,6 +20,7 @@ from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.requests import BrokerAbilities, ClusterMetadata, TopicMetadata
 from logferry.gateway.kafka.types import LaneIdentity
+from logferry.gateway.lanes.staging_topic import grown
 from logferry.gateway.topics.catalog import MAX_MESSAGE_BYTES
 from logferry.gateway.topics.health import replication, weakness
 
@@ -105,10 +106,11 @@ async def make_staging_topic(kafka: KafkaClient, config: Config, lanes: int) -> 
     topic = config.staging_topic
     if await create_topic(kafka, config, topic, lanes, _STAGING_CONFIGS):
         log.event("staging_topic_created", topic=topic, lanes=lanes)
-    view = await wait_until_created(kafka, topic)
+    await wait_until_created(kafka, topic)
+    view = await grown(kafka, topic, lanes)
     settings = (await _known_everywhere(partial(kafka.configs, [topic])))[topic]
-    if len(view.partitions) < lanes or settings["cleanup.policy"] != "delete":
-        raise ConfigError(f"{topic}: needed are {lanes} partitions, one a lane, and cleanup.policy=delete")
+    if settings["cleanup.policy"] != "delete":
+        raise ConfigError(f"{topic}: needed is cleanup.policy=delete")
     found = weakness(view, settings, config.accept_weak_kafka)
     if found is not None:
         raise WeakKafka(found)

@@ -91,6 +91,20 @@ class PresentLanes:
 
         Raises KafkaError.
         """
+        code, _, state, timeout_ms, start_ms, *_ = await self._transaction()
+        if code or state != _ONGOING:  # with an error it was never used
+            return False
+        if self._seen[0] != (start_ms, timeout_ms):
+            self._seen = (start_ms, timeout_ms), time.monotonic()
+        return time.monotonic() < self._seen[1] + int(timeout_ms) / 1000
+
+    async def last_fence(self) -> tuple[int, int]:
+        """Another one after each fence of a change, which whoever opens a lane does. Raises KafkaError."""
+        *_, producer_id, epoch, _, _ = await self._transaction()
+        return producer_id, epoch
+
+    async def _transaction(self) -> Any:
+        """Of a change, the last one, as its coordinator has it."""
         name = self._change.transactional_id
 
         async def ask(send: Send) -> Any:
@@ -99,13 +113,7 @@ class PresentLanes:
                 raise errors.for_code(found[0])(name)
             return found
 
-        found = await self._kafka.with_coordinator(name, ask, CoordinationType.TRANSACTION)
-        code, _, state, timeout_ms, start_ms, *_ = found
-        if code or state != _ONGOING:  # with an error it was never used
-            return False
-        if self._seen[0] != (start_ms, timeout_ms):
-            self._seen = (start_ms, timeout_ms), time.monotonic()
-        return time.monotonic() < self._seen[1] + int(timeout_ms) / 1000
+        return await self._kafka.with_coordinator(name, ask, CoordinationType.TRANSACTION)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Calls ``changed`` after each change, until it is cancelled."""

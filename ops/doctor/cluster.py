@@ -13,6 +13,7 @@ from aiokafka import errors
 from logferry.gateway.config import Config, ConfigError, ServiceConfig
 from logferry.gateway.errors import WeakKafka
 from logferry.gateway.kafka.client import KafkaClient, raise_for
+from logferry.gateway.kafka.error_codes import TOPIC_AUTHORIZATION_FAILED
 from logferry.gateway.kafka.requests import (
     DescribeQuorumRequest,
     FlexibleRequest,
@@ -226,9 +227,14 @@ def _data_topic(subject: str, name: str, settings: Mapping[str, str]) -> Check:
 async def _rights_on_topics(subject: str, cluster: Cluster, kafka: KafkaClient) -> AsyncIterator[Check]:
     node = kafka.brokers()[0][0]
     allowed = await read_answer(await kafka.send(node, MetadataRequest(None, True)), read_operations)
+    # Only of a topic that is named Kafka says whether it is hidden or not there.
+    named = await kafka.describe([need.name for need in cluster.needs if need.is_one])
+    hidden = {name: 0 for name, code in named.errors.items() if code == TOPIC_AUTHORIZATION_FAILED}
     for need in cluster.needs:
-        seen = {name: bits for name, bits in allowed.items() if need.takes(name)}
-        if not seen:
+        seen = {name: bits for name, bits in {**hidden, **allowed}.items() if need.takes(name)}
+        if not seen and need.may_lack:
+            yield Check("rights", subject, State.OK, f"{need.name} is not there yet")
+        elif not seen:
             what = f"no topic {need.name}{'*' * (need.is_prefix and '*' not in need.name)} is visible"
             remedy = "nothing if none exists yet; else grant Describe"
             yield Check("rights", subject, State.WARNING, what, remedy)

@@ -39,7 +39,7 @@ class Check(NamedTuple):
 
 class TopicRights(NamedTuple):
     """Operations on all topics that begin with ``name`` or match it, or on that one alone; ``optional`` ones for
-    ``why``. ``chosen``: on those that it chooses; ``name`` describes them."""
+    ``why``. ``chosen``: on those that it chooses; ``name`` describes them. ``may_lack``: it need not be there."""
 
     name: str
     is_prefix: bool
@@ -47,6 +47,11 @@ class TopicRights(NamedTuple):
     optional: tuple[str, ...] = ()
     why: str = ""
     chosen: Callable[[str], bool] | None = None
+    may_lack: bool = False
+
+    @property
+    def is_one(self) -> bool:
+        return not self.is_prefix and self.chosen is None
 
     def takes(self, topic: str) -> bool:
         """``name`` of a loader is a pattern, as in `dc1.nginx` or `*.nginx`."""
@@ -139,7 +144,8 @@ def _gateway(path: Path) -> Role:
     config = load(path)
     own, copies = f"{config.dc}.", [TopicRights(f"{dc}.", True, _COPY) for dc in config.data_centres]
     data = TopicRights(own, True, _DATA, ("ALTER",), "grows topics over HTTP")
-    needs = (data, *_own_topics(config.state_topic), *copies)
+    number = TopicRights(f"{config.group}.lanes", False, ("READ",), may_lack=True)
+    needs = (data, *_own_topics(config.state_topic), number, *copies)
     cluster = Cluster("kafka", config.kafka, needs, config, config.group, (own,), reads_time=True)
     return _service(config, [cluster])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,10 +22,11 @@ from tests.support.secured_kafka import Right, SecuredKafka
 
 
 class SecuredCentres:
-    """A Kafka in each; the users have certificates."""
+    """A Kafka in each; the users have certificates or access tokens. Who logs in must do so again soon."""
 
     def __init__(self, folder: Path) -> None:
-        self._clusters = {dc: SecuredKafka(folder / dc, ["unused"]) for dc in ("dc1", "dc2")}
+        again = {"listener.name.secured.connections.max.reauth.ms": "2000"}
+        self._clusters = {dc: SecuredKafka(folder / dc, ["unused"], again) for dc in ("dc1", "dc2")}
 
     def cluster(self, dc: str) -> SecuredKafka:
         return self._clusters[dc]
@@ -48,11 +50,13 @@ def rights_of_mirror(world: World, *, here: bool) -> list[Right]:
     ]
 
 
-async def connect(world: World, stack: SecuredCentres, user: str, rights: dict[str, list[Right]]) -> None:
+async def connect(
+    world: World, stack: SecuredCentres, user: str, rights: dict[str, list[Right]], login: str = "certificate"
+) -> None:
     """The mirror connects as a user that has these rights in each data centre, and no others."""
     for dc, granted in rights.items():
         await grant(stack.cluster(dc).bootstrap, user, granted)
-    there, here = (stack.cluster(dc).plain_settings(user, "certificate") for dc in ("dc1", "dc2"))
+    there, here = (stack.cluster(dc).plain_settings(user, login) for dc in ("dc1", "dc2"))
     world.configure(kafka=here, remote=[{"dc": "dc1", "topics": [f"{world.name}*"], "kafka": there}])
 
 
@@ -103,6 +107,42 @@ async def test_with_the_rights_of_script_everything_is_done(
         await world.state(url, "caught-up")
         exit_status, said = await status_of(url, capsys)
         assert (exit_status, "no problem found" in said) == (0, True), said
+    assert denials(world) == []
+
+
+async def test_with_access_tokens_it_copies_while_brokers_end_its_connections(
+    world: World, stack: SecuredCentres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OAUTHBEARER in both data centres. Kafka ends what has not logged in again in time, and each new connection reads
+    the token: it waits for one that Kafka takes."""
+    rights = {"dc1": rights_of_mirror(world, here=False), "dc2": rights_of_mirror(world, here=True)}
+    await connect(world, stack, "tokens", rights, "OAUTHBEARER")
+    clusters = [stack.cluster(dc) for dc in ("dc1", "dc2")]
+    await world.create()
+    sent = 0
+
+    async def write_for(seconds: float) -> None:
+        nonlocal sent
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            await world.write(*[b"%d" % number for number in range(sent, sent + 10)])
+            sent += 10
+
+    with mirroring(world.mirror) as url:
+        await write_for(5)  # some logins long
+        assert await world.differences() == []
+        for cluster in clusters:
+            (cluster.folder / "tokens.token").write_text(cluster.token("tokens", seconds=-60))
+        async with asyncio.timeout(60):
+            while (await status_of(url, capsys))[0] != 1:
+                await write_for(1)
+        for cluster in clusters:
+            (cluster.folder / "tokens.token").write_text(cluster.token("tokens"))
+        assert await world.differences() == []
+        assert (await world.state(url, "caught-up"))["source_end"] >= sent
+        async with asyncio.timeout(60):
+            while (await status_of(url, capsys))[0] != 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
     assert denials(world) == []
 
 

@@ -125,7 +125,9 @@ def test_each_missing_right_is_named_with_its_grant(
     warnings = texts(checks, "warning", "rights")
     assert "dc1.nginx: no ALTER (grows topics over HTTP)" in warnings
     assert "no topic dc2.* is visible" in warnings
-    assert "no topic __transaction_state is visible" in warnings
+    assert "__transaction_state: no READ (completes hanging transactions)" in warnings
+    assert "__transaction_state: no DESCRIBE, DESCRIBE_CONFIGS" in wrong
+    assert "logferry.gateway.dc1.lanes: no READ" in wrong
     remedies = [check["remedy"] for check in checks]
     assert any("--topic dc1.nginx --operation Write --operation DescribeConfigs" in remedy for remedy in remedies)
     assert any(text.startswith("the controllers' time") for text in texts(checks, "wrong", "clocks"))
