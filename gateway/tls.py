@@ -29,6 +29,23 @@ def server_context(tls: Tls, client_ca: Path | None = None) -> ssl.SSLContext:
     return context
 
 
+def caller_context(tls: Tls) -> ssl.SSLContext:
+    """For connections of callers, with their certificates if there is an authority of these. Raises ConfigError."""
+    context = server_context(tls)
+    for setting, path in ("tls.client_ca", tls.client_ca), ("tls.client_crl", tls.client_crl):
+        if path is not None:
+            try:
+                context.load_verify_locations(path)
+            except (OSError, ssl.SSLError) as error:
+                raise _unusable(setting, path, error) from None
+    if tls.client_ca is not None:
+        required = tls.client_certificates == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    if tls.client_crl is not None:
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return context
+
+
 def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
     """Loads the certificate for connections from now on. Raises ConfigError."""
     _load_chain(context, tls.certificate, tls.key, "tls.certificate, tls.key")
@@ -36,7 +53,11 @@ def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
 
 def peer_context(tls: Tls) -> ssl.SSLContext:
     """For connections to the other workers, whose certificates are always verified. Raises ConfigError."""
-    return _client_context(tls.ca, "tls.ca")
+    context = _client_context(tls.ca, "tls.ca")
+    if tls.client_ca is not None:
+        # The others may require one.
+        load_certificate(context, tls)
+    return context
 
 
 def kafka_options(settings: KafkaSettings) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import uvloop
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
-from logferry.gateway.config import ConfigError, Limits, ServiceConfig
+from logferry.gateway.config import ConfigError, Limits, ServiceConfig, Tls
 from logferry.gateway.errors import CannotListen, Problem, WeakKafka
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes, json_response
@@ -33,7 +33,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
 from logferry.gateway.service.memory import return_freed_memory
 from logferry.gateway.service.preflight import broker_risks, check_abilities, connect_to_kafka
-from logferry.gateway.tls import kafka_options, load_certificate, server_context
+from logferry.gateway.tls import caller_context, kafka_options, load_certificate
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -168,7 +168,7 @@ async def serve_worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gate = Gate(config)
-    context = None if config.tls is None else server_context(config.tls)
+    context = None if config.tls is None else caller_context(config.tls)
     loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, context, take_over))
     url = config.url(worker)
     kafka = KafkaClient(kafka_options(config.kafka), url)
@@ -187,6 +187,9 @@ async def serve_worker(
         if parts.before_close is not None:
             stack.push_async_callback(parts.before_close)
         await server.listen(config.host, config.port(worker), context)
+        if config.tls is not None and config.tls.client_ca is not None:
+            renewal = ClientAuthorities(config.tls, server, gate)
+            loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, context, take_over, renewal.renew))
         await ownership.start()
         stack.push_async_callback(ownership.leave)
         log.event("worker_started", url=url, dc=config.dc, worker=worker)
@@ -215,19 +218,44 @@ async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
                 kafka.risks = [str(error)]
 
 
+class ClientAuthorities:
+    """The authorities of client certificates, and those that are revoked: read again at each reload."""
+
+    def __init__(self, tls: Tls, server: Server, gate: Gate) -> None:
+        self._server, self._gate, self._content = server, gate, _content(tls)
+        self._renewing: asyncio.Task[None] | None = None
+
+    def renew(self, tls: Tls, context: ssl.SSLContext) -> None:
+        """What was verified with other files does not count any more: connections end, and streams."""
+        content = _content(tls)
+        drops, self._content = content != self._content, content
+        self._gate.generation += drops
+        self._renewing = asyncio.get_running_loop().create_task(self._server.renew(context, drops=drops))
+
+
+def _content(tls: Tls) -> list[bytes]:
+    return [path.read_bytes() for path in (tls.client_ca, tls.client_crl) if path is not None]
+
+
 def _reload(
-    reload: Callable[[], _Config], gate: Gate, context: ssl.SSLContext | None, take_over: Callable[[_Config], None]
+    reload: Callable[[], _Config],
+    gate: Gate,
+    context: ssl.SSLContext | None,
+    take_over: Callable[[_Config], None],
+    renew: Callable[[Tls, ssl.SSLContext], None] | None = None,
 ) -> None:
     """Connections stay open; an invalid configuration changes nothing."""
     try:
         fresh = reload()
         if context is not None and fresh.tls is not None:
-            server_context(fresh.tls)  # checked apart: half of a pair must not be loaded
+            checked = caller_context(fresh.tls)  # apart: half of a pair must not be loaded
         gate.replace(fresh.tokens, fresh.issuers)
         take_over(fresh)
         if context is not None and fresh.tls is not None:
             load_certificate(context, fresh.tls)
-    except (ConfigError, ValueError) as error:
+            if renew is not None:
+                renew(fresh.tls, checked)
+    except (ConfigError, OSError, ValueError) as error:
         log.event("configuration_not_reloaded", reason=str(error))
     else:
         log.event("configuration_reloaded", tokens=[token.name for token in fresh.tokens])

@@ -1,0 +1,231 @@
+"""Callers by client certificate: over real TLS at the server of a worker, without Kafka; and signed by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import trustme
+from aiohttp import web
+from logferry.gateway.access import certificates
+from logferry.gateway.access.certificates import CALLER_HEADER, Identity, signed, verified
+from logferry.gateway.access.rights import NOBODY, Caller
+from logferry.gateway.config import Config, ConfigError
+from logferry.gateway.errors import Problem
+from logferry.gateway.http.auth import Gate, Right
+from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.http.server import Server
+from logferry.gateway.service.processes import ClientAuthorities
+from logferry.gateway.tls import caller_context
+from logferry.ops.stack.processes import free_ports
+
+from tests.support.client_certificates import client, write_revocations
+
+KEY = b"k" * 32
+PATH = "/v1/topics"
+
+
+class Worker:
+    """The server of a worker; ``authority`` signs its certificate, and ``callers`` those of callers."""
+
+    def __init__(self, folder: Path, **tls: Any) -> None:
+        self.folder, self.authority, self.callers = folder, trustme.CA(), trustme.CA()
+        issued = self.authority.issue_cert("127.0.0.1")
+        issued.cert_chain_pems[0].write_to_path(folder / "worker.pem")
+        issued.private_key_pem.write_to_path(folder / "worker.key")
+        self.callers.cert_pem.write_to_path(folder / "callers.pem")
+        write_revocations(self.callers, folder / "revoked.pem")
+        (folder / "key").write_bytes(KEY)
+        files = {"certificate": folder / "worker.pem", "key": folder / "worker.key"}
+        files |= {"client_ca": folder / "callers.pem", "client_crl": folder / "revoked.pem"}
+        self.port = free_ports(1)[0]
+        entry = {"name": "hosts", "certificates": ["dns:web*.example", "cn:web*"], "write": ["nginx"]}
+        raw = {
+            "dc": "dc1",
+            "kafka": {"bootstrap_servers": "x:1"},
+            "listen": f"127.0.0.1:{self.port}",
+            "tls": {**files, **tls},
+            "worker_key_file": folder / "key",
+            "tokens": [{"name": "plain", "sha256": "0" * 64, "read": ["nginx"]}, entry],
+        }
+        self.config = Config.model_validate(raw)
+        assert self.config.tls is not None
+        self.tls = self.config.tls
+        self.gate = Gate(self.config)
+        self.routes = Routes(self.gate)
+        self.seen: list[Caller] = []
+        self.waits: asyncio.Event | None = None
+
+        async def handler(call: Call) -> web.StreamResponse:
+            self.seen.append(call.caller)
+            if self.waits is not None:
+                await self.waits.wait()
+            return json_response({"name": call.caller.name})
+
+        self.routes.add("GET", PATH, "topics", handler, Right.KNOWN)
+
+    async def ask(self, certificate: trustme.LeafCert | None, **headers: str) -> tuple[int, str]:
+        """The status, and the name of the caller or what is wrong; 0: no connection."""
+        context = client(self.authority, certificate)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+            return await self.ask_by(session, **headers)
+
+    async def ask_by(self, session: aiohttp.ClientSession, **headers: str) -> tuple[int, str]:
+        try:
+            async with session.get(f"https://127.0.0.1:{self.port}{PATH}", headers=headers) as answer:
+                document = await answer.json(content_type=None)
+                return answer.status, document["name" if answer.status == 200 else "detail"]
+        except (aiohttp.ClientConnectionError, ConnectionError):
+            return 0, ""
+
+
+@pytest.fixture
+async def made(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Worker, Server]]:
+    worker = Worker(tmp_path, **getattr(request, "param", {}))
+    server = Server(worker.routes, worker.config.limits)
+    await server.listen("127.0.0.1", worker.port, caller_context(worker.tls))
+    yield worker, server
+    await server.close()
+
+
+async def test_a_certificate_names_its_caller(made: tuple[Worker, Server]) -> None:
+    worker, _ = made
+    issue, stranger = worker.callers.issue_cert, trustme.CA()
+    refused = "no entry of the configuration has a name of the certificate"
+    needed = "a token or a certificate is needed: send Authorization: Bearer <token>"
+    assert await worker.ask(issue("web1.example")) == (200, "hosts:web1.example")
+    assert worker.seen[-1].write.match("dc1.nginx")
+    assert await worker.ask(issue("db1.example", "web2.example")) == (200, "hosts:web2.example")
+    assert await worker.ask(issue("db1.example", common_name="web/3")) == (200, "hosts:web%2F3")
+    assert await worker.ask(issue("db1.example")) == (401, refused)
+    assert await worker.ask(issue("xweb1.example")) == (401, refused)
+    # An address or a mail is no name of a host.
+    assert await worker.ask(issue("web1.example@mail.example")) == (401, refused)
+    assert await worker.ask(None) == (401, needed)
+    for bad in (stranger.issue_cert("web1.example"), worker.authority.issue_cert("web1.example")):
+        assert await worker.ask(bad) == (0, "")
+    # A token counts before a certificate, also a wrong one.
+    assert (await worker.ask(issue("web1.example"), Authorization="Bearer x"))[0] == 401
+
+
+@pytest.mark.parametrize("made", [{"client_certificates": "required"}], indirect=True)
+async def test_no_connection_without_a_certificate(made: tuple[Worker, Server]) -> None:
+    worker, _ = made
+    assert await worker.ask(None) == (0, "")
+    assert (await worker.ask(worker.callers.issue_cert("web1.example")))[0] == 200
+    assert (await worker.ask(worker.callers.issue_cert("db1.example")))[0] == 401
+
+
+async def test_a_revoked_certificate_counts_no_more(made: tuple[Worker, Server]) -> None:
+    worker, server = made
+    authorities = ClientAuthorities(worker.tls, server, worker.gate)
+
+    async def renew() -> None:
+        authorities.renew(worker.tls, caller_context(worker.tls))
+        assert authorities._renewing is not None
+        await authorities._renewing
+
+    stays, goes = worker.callers.issue_cert("web1.example"), worker.callers.issue_cert("web2.example")
+    sessions = [
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client(worker.authority, one)))
+        for one in (stays, goes)
+    ]
+    try:
+        assert [await worker.ask_by(one) for one in sessions] == [(200, f"hosts:web{n}.example") for n in (1, 2)]
+        streaming = worker.seen[-1]
+        # Another reload, with the same files: nothing ends.
+        await renew()
+        assert worker.gate.present(streaming).write.match("dc1.nginx")
+        worker.waits = asyncio.Event()
+        under_way = asyncio.create_task(worker.ask_by(sessions[1]))
+        while len(worker.seen) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        write_revocations(worker.callers, worker.folder / "revoked.pem", goes)
+        await renew()
+        # What was admitted is answered; a stream has no right any more, and the connection takes nothing further.
+        worker.waits.set()
+        assert await under_way == (200, "hosts:web2.example")
+        assert worker.gate.present(streaming) is NOBODY
+        assert [await worker.ask_by(one) for one in sessions] == [(200, "hosts:web1.example"), (0, "")]
+        assert await worker.ask(goes) == (0, "")
+        assert (await worker.ask(stays))[0] == 200
+    finally:
+        for session in sessions:
+            await session.close()
+
+
+async def test_the_word_of_another_worker(made: tuple[Worker, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, _ = made
+    now_s = time.time()
+    identity = Identity(("dns:db1.example", "dns:web7.example"), now_s + 600)
+    good = signed(KEY, "GET", PATH, identity, now_s)
+    assert await worker.ask(None, **{CALLER_HEADER: good}) == (200, "hosts:web7.example")
+    assert worker.seen[-1].ends_s == int(identity.ends_s)
+    certificate = worker.callers.issue_cert("web1.example")
+    said = good.partition(";")[2]
+    for bad in (
+        *("", ";;;", said, "0" * 64 + ";" + said, good.replace("web7", "web8"), good.replace("db1", "db2")),
+        signed(b"x" * 32, "GET", PATH, identity, now_s),
+        signed(KEY, "POST", PATH, identity, now_s),
+        signed(KEY, "GET", PATH + "?x=1", identity, now_s),
+        signed(KEY, "GET", PATH, identity, now_s - 300),
+        signed(KEY, "GET", PATH, identity, now_s + 300),
+        signed(KEY, "GET", PATH, identity._replace(ends_s=now_s - 1), now_s),
+        signed(KEY, "GET", PATH, Identity((), now_s + 600), now_s),
+        good + "é",
+    ):
+        # Nor does a certificate of its own help whoever tries it.
+        for own in (None, certificate):
+            assert (await worker.ask(own, **{CALLER_HEADER: bad}))[0] == 401, bad
+    with pytest.raises(Problem, match="not signed by a worker"):
+        verified(None, "GET", PATH, good, now_s)
+
+
+def test_names_with_any_sign_are_signed_as_they_are() -> None:
+    identity = Identity(("cn:a,b;c\u00e9 %2C", "uri:spiffe://x/y"), 2_000_000_000.0)
+    header = signed(KEY, "GET", PATH, identity, 1000.0)
+    assert header.isascii()
+    assert verified(KEY, "GET", PATH, header, 1000.0) == identity
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"tokens": [{"name": "a", "certificates": ["web1"], "write": ["x"]}]}, "certificates"),
+        ({"tls": None}, "tls.client_ca"),
+        ({"worker_key_file": None}, "worker_key_file"),
+    ],
+)
+def test_a_wrong_configuration(tmp_path: Path, changed: dict[str, Any], text: str) -> None:
+    (tmp_path / "key").write_bytes(KEY)
+    raw = {
+        "dc": "dc1",
+        "kafka": {"bootstrap_servers": "x:1"},
+        "worker_key_file": tmp_path / "key",
+        "tls": {"certificate": "a", "key": "b", "client_ca": "c"},
+        "tokens": [{"name": "a", "certificates": ["dns:web1"], "write": ["x"]}],
+    }
+    assert Config.model_validate(raw).worker_key == KEY
+    with pytest.raises(ValueError, match=text):
+        Config.model_validate({**raw, **changed})
+    with pytest.raises(ValueError, match="without client_ca"):
+        Config.model_validate({**raw, "tls": {"certificate": "a", "key": "b", "client_crl": "c"}})
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_a_key_of_workers_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    config = Config(dc="dc1", kafka={"bootstrap_servers": "x:1"}, worker_key_file=tmp_path / "key")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="worker_key_file") as caught:
+        _ = config.worker_key
+    assert "short" not in str(caught.value).partition("key:")[2]
+
+
+def test_the_module_says_what_it_takes() -> None:
+    assert certificates._KINDS.keys() == {"DNS", "URI", "email"}
