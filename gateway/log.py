@@ -13,7 +13,7 @@ from typing import Any, Final
 # Every event by its level. What each means and what to do: ops/docs/reference/log-events.md, held equal by a test.
 _BY_LEVEL: Final = {
     "info": """
-        worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
+        worker_started worker_stopping worker_stopped configuration_reloaded certificates_reloaded state_topic_created
         staging_topic_created
         lanes_assigned lanes_changed lane_open lane_revoked session_reader_gone graphite_back clocks_agree
         link_recovered target_created target_grown target_altered history_pruned partition_resumed partition_accepted

@@ -8,11 +8,33 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError
 from logferry.gateway.config import ConfigError, KafkaSettings, Tls
+from logferry.gateway.metrics import CERTIFICATES_REFUSED
+
+_NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+
+
+class _Handshake(ssl.SSLObject):
+    """Of a caller. The event loop closes a failed handshake without sending what TLS has to say about it: so the first
+    failure waits for the caller, which gets the alert (`unknown ca`, `certificate expired`, …) and closes."""
+
+    _failed = False
+
+    def do_handshake(self) -> None:
+        if self._failed:
+            raise ssl.SSLError("the caller's certificate was refused")
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if not isinstance(error, ssl.SSLCertVerificationError) and error.reason != _NO_CERTIFICATE:
+                raise
+            CERTIFICATES_REFUSED.inc()
+            self._failed = True
+            raise ssl.SSLWantReadError from None
 
 
 def server_context(tls: Tls, client_ca: Path | None = None) -> ssl.SSLContext:
@@ -41,6 +63,7 @@ def caller_context(tls: Tls) -> ssl.SSLContext:
     if tls.client_ca is not None:
         required = tls.client_certificates == "required"
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        context.sslobject_class = _Handshake
     if tls.client_crl is not None:
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
@@ -54,8 +77,7 @@ def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
 def peer_context(tls: Tls) -> ssl.SSLContext:
     """For connections to the other workers, whose certificates are always verified. Raises ConfigError."""
     context = _client_context(tls.ca, "tls.ca")
-    if tls.client_ca is not None:
-        # The others may require one.
+    if tls.client_certificates == "required":
         load_certificate(context, tls)
     return context
 

@@ -20,7 +20,8 @@ from logferry.gateway.errors import Problem
 
 CALLER_HEADER: Final = "X-Logferry-Caller"
 _VALID_S: Final = 60.0
-_NAMES, _NAME_BYTES = 20, 256
+# All of the names are in one line of a request's head.
+_NAMES_BYTES, _NAME_BYTES = 2048, 256
 _KINDS: Final = {"DNS": "dns", "URI": "uri", "email": "email"}
 
 
@@ -40,12 +41,21 @@ class PeerRequest(NamedTuple):
 
 
 def identity_of(certificate: Mapping[str, Any]) -> Identity:
-    """The subject's alternative names, and its common names."""
-    found = [f"{_KINDS[kind]}:{name}" for kind, name in certificate.get("subjectAltName", ()) if kind in _KINDS]
+    """The subject's alternative names, those of hosts in lower case, and its common names; not more than fit."""
+    found = [
+        f"{_KINDS[kind]}:{name.lower() if kind == 'DNS' else name}"
+        for kind, name in certificate.get("subjectAltName", ())
+        if kind in _KINDS
+    ]
     subject = (pair for part in certificate.get("subject", ()) for pair in part)
     found += [f"cn:{name}" for kind, name in subject if kind == "commonName"]
-    fitting = tuple(name for name in found if name.isprintable() and len(name.encode()) <= _NAME_BYTES)
-    return Identity(fitting[:_NAMES], ssl.cert_time_to_seconds(certificate["notAfter"]))
+    names, room = [], _NAMES_BYTES
+    for name in found:
+        size = len(name.encode("utf-8", "replace"))
+        if name.isprintable() and size <= min(_NAME_BYTES, room):
+            names.append(name)
+            room -= size
+    return Identity(tuple(names), ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
 def matching_name(names: Iterable[str], patterns: Iterable[str]) -> str | None:
@@ -70,7 +80,7 @@ def verified(key: bytes | None, method: str, path: str, header: str, now_s: floa
         raise _refused()
     if not hmac.compare_digest(signature, _signature(key, method, path, said)):
         raise _refused()
-    at_s, ends_s = int(parts[0]), int(parts[1])
+    at_s, ends_s = int(parts[0]), int(parts[1])  # as signed
     if abs(now_s - at_s) > _VALID_S:
         raise Problem("unauthenticated", "another worker signed the caller too long ago; compare the hosts' clocks")
     return Identity(tuple(unquote(name) for name in parts[2].split(",")), float(ends_s))

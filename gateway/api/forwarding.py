@@ -195,38 +195,35 @@ class Forwarding:
             self._admission.release(reserved)
 
     async def _forward(self, request: web.BaseRequest, data: bytes, owner: str, who: str) -> web.Response:
-        headers = _handed_on(request)
-        self._sign(headers, request.method, request.raw_path, request.get(IDENTITY))
-        return await self._send(request.method, owner + request.raw_path, headers, data, who)
+        headers, url = _handed_on(request), owner + request.raw_path
+        return await self._send(request.method, url, headers, data, who, request.get(IDENTITY))
 
     async def get(self, request: web.BaseRequest, url: str, path: str, who: str) -> web.Response:
         """The answer of a worker, ``who``, to GET with the headers of the request. Raises Problem without one."""
         self.check_worker(url)
-        headers = _handed_on(request)
-        self._sign(headers, "GET", path, request.get(IDENTITY))
-        return await self._send("GET", url + path, headers, b"", who)
-
-    def _sign(self, headers: CIMultiDict[str], method: str, path: str, identity: Identity | None) -> None:
-        """Tells the other worker the certificate of the caller."""
-        if identity is not None and self._key is not None:
-            headers[CALLER_HEADER] = signed(self._key, method, path, identity, time.time())
+        return await self._send("GET", url + path, _handed_on(request), b"", who, request.get(IDENTITY))
 
     async def post(
         self, owner: str, path: str, headers: CIMultiDict[str], data: bytes, who: str, identity: Identity | None
     ) -> web.Response:
         """The answer of another worker, ``who``, to a request that this one makes. Raises Problem without an answer."""
         self.check_worker(owner)
-        self._sign(headers, "POST", path, identity)
         FORWARDS.labels("forward").inc()
         headers[FORWARDED] = "1"
-        return await self._send("POST", owner + path, headers, data, who)
+        return await self._send("POST", owner + path, headers, data, who, identity)
 
-    async def _send(self, method: str, url: str, headers: CIMultiDict[str], data: bytes, who: str) -> web.Response:
+    async def _send(
+        self, method: str, url: str, headers: CIMultiDict[str], data: bytes, who: str, identity: Identity | None
+    ) -> web.Response:
+        """``identity``: of the caller's certificate, which the other worker does not see."""
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
+        target = URL(url, encoded=True)
+        if identity is not None and self._key is not None:
+            headers[CALLER_HEADER] = signed(self._key, method, target.raw_path_qs, identity, time.time())
         try:
             async with self._session.request(
-                method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
+                method, target, headers=headers, data=data, allow_redirects=False
             ) as response:
                 body = await response.read()
                 if _MOVED in response.headers:

@@ -175,7 +175,10 @@ class Routes:
         call: Call | None = None
         problem: Problem | None = None
         try:
-            peer = PeerRequest(request.method, request.raw_path, request.get_extra_info("peercert"))
+            # A forwarded request comes with the certificate of a worker, which is not that of its caller.
+            transport = None if FORWARDED in request.headers else request.transport
+            certificate = None if transport is None else transport.get_extra_info("peercert")
+            peer = PeerRequest(request.method, request.raw_path, certificate)
             try:
                 caller = self._gate.admit(route.right, request.headers, segments, peer)
             except KeysMissing as missing:

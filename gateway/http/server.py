@@ -68,6 +68,13 @@ class CallerConnection(RequestHandler):
         self.forget_head()
         super().connection_lost(exc)
 
+    def end(self) -> None:
+        """Closes it, after the request that is under way. aiohttp's `close` alone leaves an idle one open."""
+        if self._waiter is not None and not self._waiter.done():
+            self.force_close()
+        else:
+            self.close()
+
     def forget_head(self) -> None:
         self._server.grew(-self.head_bytes)
         self.head_bytes = 0
@@ -118,8 +125,8 @@ class Server(web.Server):
         self._listening = [server]
 
     async def renew(self, context: ssl.SSLContext, *, drops: bool) -> None:
-        """New connections get this context. ``drops``: those whose client certificate was verified before end, each
-        after the request that is under way."""
+        """New connections get this context. ``drops``: those whose client certificate was verified before end, idle
+        ones at once, each other one after the request that is under way."""
         loop, before = asyncio.get_running_loop(), self._listening
         sockets = [socket.socket(fileno=os.dup(one.fileno())) for server in before for one in server.sockets]
         self._listening = [
@@ -133,7 +140,7 @@ class Server(web.Server):
         if drops:
             for connection in cast("list[CallerConnection]", self.connections):
                 if connection.transport is not None and connection.transport.get_extra_info("peercert"):
-                    connection.close()
+                    connection.end()
 
     async def close(self) -> None:
         """No connection is accepted any more; requests that are being answered get some seconds."""

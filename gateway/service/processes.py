@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
 from logferry.gateway.service.memory import return_freed_memory
 from logferry.gateway.service.preflight import broker_risks, check_abilities, connect_to_kafka
-from logferry.gateway.tls import caller_context, kafka_options, load_certificate
+from logferry.gateway.tls import caller_context, kafka_options
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -42,6 +41,7 @@ SERVICE_AWAY: Final = 3
 _RESTART_S: Final = 1.0
 _REFUSED_S: Final = 4.0
 BROKERS_S: Final = 30.0
+_FILES_S: Final = 10.0
 
 _Config = TypeVar("_Config", bound=ServiceConfig)
 
@@ -168,8 +168,8 @@ async def serve_worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gate = Gate(config)
-    context = None if config.tls is None else caller_context(config.tls)
-    loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, context, take_over))
+    tls = None if config.tls is None else CallerTls(config.tls, gate)
+    loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, tls, take_over))
     url = config.url(worker)
     kafka = KafkaClient(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:
@@ -186,10 +186,10 @@ async def serve_worker(
         stack.push_async_callback(server.close)
         if parts.before_close is not None:
             stack.push_async_callback(parts.before_close)
-        await server.listen(config.host, config.port(worker), context)
-        if config.tls is not None and config.tls.client_ca is not None:
-            renewal = ClientAuthorities(config.tls, server, gate)
-            loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, context, take_over, renewal.renew))
+        await server.listen(config.host, config.port(worker), None if tls is None else tls.context)
+        if tls is not None:
+            tls.server = server
+            ownership.run_in_background(tls.watch())
         await ownership.start()
         stack.push_async_callback(ownership.leave)
         log.event("worker_started", url=url, dc=config.dc, worker=worker)
@@ -218,43 +218,74 @@ async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
                 kafka.risks = [str(error)]
 
 
-class ClientAuthorities:
-    """The authorities of client certificates, and those that are revoked: read again at each reload."""
+class CallerTls:
+    """The certificate of the worker, the authorities of callers' certificates, and the list of revoked ones: read again
+    at each reload, and when a file has changed. ``server``: that which uses them, once it listens.
+    """
 
-    def __init__(self, tls: Tls, server: Server, gate: Gate) -> None:
-        self._server, self._gate, self._content = server, gate, _content(tls)
+    def __init__(self, tls: Tls, gate: Gate) -> None:
+        self.server: Server | None = None
+        self._gate, self._tls, self._content = gate, tls, _content(tls)
+        self.context = caller_context(tls)
         self._renewing: asyncio.Task[None] | None = None
 
-    def renew(self, tls: Tls, context: ssl.SSLContext) -> None:
-        """What was verified with other files does not count any more: connections end, and streams."""
+    def read(self, tls: Tls) -> Callable[[], asyncio.Task[None] | None]:
+        """Checks the files; the result takes them over. Raises ConfigError or OSError.
+
+        What was verified with other authorities, or another list, does not count any more: connections and streams end.
+        """
         content = _content(tls)
-        drops, self._content = content != self._content, content
-        self._gate.generation += drops
-        self._renewing = asyncio.get_running_loop().create_task(self._server.renew(context, drops=drops))
+        context = caller_context(tls)
+
+        def take_over() -> asyncio.Task[None] | None:
+            drops = content[2:] != self._content[2:]
+            self._tls, self._content, self.context = tls, content, context
+            self._gate.generation += drops
+            if self.server is not None:
+                self._renewing = asyncio.get_running_loop().create_task(self.server.renew(context, drops=drops))
+            return self._renewing
+
+        return take_over
+
+    async def watch(self) -> None:
+        """Takes over files that have changed, until it is cancelled. Of a bad one the log has one line."""
+        failed: list[bytes | None] = []
+        while True:
+            await asyncio.sleep(_FILES_S)
+            content = _content(self._tls)
+            if content in (self._content, failed):
+                continue
+            try:
+                self.read(self._tls)()
+            except (ConfigError, OSError) as error:
+                failed = content
+                log.event("configuration_not_reloaded", reason=str(error))
+            else:
+                log.event("certificates_reloaded")
 
 
-def _content(tls: Tls) -> list[bytes]:
-    return [path.read_bytes() for path in (tls.client_ca, tls.client_crl) if path is not None]
+def _content(tls: Tls) -> list[bytes | None]:
+    """Of the files; None: there is none."""
+    found: list[bytes | None] = []
+    for path in (tls.certificate, tls.key, tls.client_ca, tls.client_crl):
+        try:
+            found.append(None if path is None else path.read_bytes())
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _reload(
-    reload: Callable[[], _Config],
-    gate: Gate,
-    context: ssl.SSLContext | None,
-    take_over: Callable[[_Config], None],
-    renew: Callable[[Tls, ssl.SSLContext], None] | None = None,
+    reload: Callable[[], _Config], gate: Gate, tls: CallerTls | None, take_over: Callable[[_Config], None]
 ) -> None:
-    """Connections stay open; an invalid configuration changes nothing."""
+    """Connections stay open but those of certificates that may not be valid; a bad configuration changes nothing."""
     try:
         fresh = reload()
-        if context is not None and fresh.tls is not None:
-            checked = caller_context(fresh.tls)  # apart: half of a pair must not be loaded
+        renew = None if tls is None or fresh.tls is None else tls.read(fresh.tls)
         gate.replace(fresh.tokens, fresh.issuers)
         take_over(fresh)
-        if context is not None and fresh.tls is not None:
-            load_certificate(context, fresh.tls)
-            if renew is not None:
-                renew(fresh.tls, checked)
+        if renew is not None:
+            renew()
     except (ConfigError, OSError, ValueError) as error:
         log.event("configuration_not_reloaded", reason=str(error))
     else:

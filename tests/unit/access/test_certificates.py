@@ -20,7 +20,8 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.http.server import Server
-from logferry.gateway.service.processes import ClientAuthorities
+from logferry.gateway.service import processes
+from logferry.gateway.service.processes import CallerTls
 from logferry.gateway.tls import caller_context
 from logferry.ops.stack.processes import free_ports
 
@@ -123,12 +124,13 @@ async def test_no_connection_without_a_certificate(made: tuple[Worker, Server]) 
 
 async def test_a_revoked_certificate_counts_no_more(made: tuple[Worker, Server]) -> None:
     worker, server = made
-    authorities = ClientAuthorities(worker.tls, server, worker.gate)
+    callers = CallerTls(worker.tls, worker.gate)
+    callers.server = server
 
     async def renew() -> None:
-        authorities.renew(worker.tls, caller_context(worker.tls))
-        assert authorities._renewing is not None
-        await authorities._renewing
+        renewing = callers.read(worker.tls)()
+        assert renewing is not None
+        await renewing
 
     stays, goes = worker.callers.issue_cert("web1.example"), worker.callers.issue_cert("web2.example")
     sessions = [
