@@ -220,7 +220,7 @@ async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
 
 class CallerTls:
     """The certificate of the worker, the authorities of callers' certificates, and the list of revoked ones: read again
-    at each reload, and when a file has changed. ``server``: that which uses them, once it listens.
+    at each reload, and when one of the last two has changed. ``server``: that which uses them, once it listens.
     """
 
     def __init__(self, tls: Tls, gate: Gate) -> None:
@@ -248,12 +248,12 @@ class CallerTls:
         return take_over
 
     async def watch(self) -> None:
-        """Takes over files that have changed, until it is cancelled. Of a bad one the log has one line."""
+        """Takes over authorities and revocations that have changed, until cancelled. A bad file is one line of log."""
         failed: list[bytes | None] = []
         while True:
             await asyncio.sleep(_FILES_S)
-            content = _content(self._tls)
-            if content in (self._content, failed):
+            content = _content(self._tls)[2:]
+            if content in (self._content[2:], failed):
                 continue
             try:
                 self.read(self._tls)()

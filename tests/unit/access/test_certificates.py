@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,14 @@ import aiohttp
 import pytest
 import trustme
 from aiohttp import web
-from logferry.gateway.access import certificates
-from logferry.gateway.access.certificates import CALLER_HEADER, Identity, signed, verified
+from logferry.gateway.access.certificates import CALLER_HEADER, Identity, identity_of, signed, verified
 from logferry.gateway.access.rights import NOBODY, Caller
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.auth import Gate, Right
-from logferry.gateway.http.router import Call, Routes, json_response
+from logferry.gateway.http.router import FORWARDED, Call, Routes, json_response
 from logferry.gateway.http.server import Server
+from logferry.gateway.metrics import CERTIFICATES_REFUSED
 from logferry.gateway.service import processes
 from logferry.gateway.service.processes import CallerTls
 from logferry.gateway.tls import caller_context
@@ -81,6 +84,9 @@ class Worker:
             async with session.get(f"https://127.0.0.1:{self.port}{PATH}", headers=headers) as answer:
                 document = await answer.json(content_type=None)
                 return answer.status, document["name" if answer.status == 200 else "detail"]
+        except aiohttp.ClientOSError as error:
+            reason = str(getattr(error, "strerror", "")).partition("] ")[2]
+            return 0, reason.partition(" (_ssl")[0]
         except (aiohttp.ClientConnectionError, ConnectionError):
             return 0, ""
 
@@ -109,7 +115,12 @@ async def test_a_certificate_names_its_caller(made: tuple[Worker, Server]) -> No
     assert await worker.ask(issue("web1.example@mail.example")) == (401, refused)
     assert await worker.ask(None) == (401, needed)
     for bad in (stranger.issue_cert("web1.example"), worker.authority.issue_cert("web1.example")):
-        assert await worker.ask(bad) == (0, "")
+        assert await worker.ask(bad) == (0, "tlsv1 alert unknown ca")
+    now = datetime.now(UTC)
+    past = issue("web1.example", not_before=now - timedelta(days=2), not_after=now - timedelta(days=1))
+    assert await worker.ask(past) == (0, "sslv3 alert certificate expired")
+    # Upper case in the name of a host means nothing.
+    assert await worker.ask(issue("WEB1.example")) == (200, "hosts:web1.example")
     # A token counts before a certificate, also a wrong one.
     assert (await worker.ask(issue("web1.example"), Authorization="Bearer x"))[0] == 401
 
@@ -117,7 +128,7 @@ async def test_a_certificate_names_its_caller(made: tuple[Worker, Server]) -> No
 @pytest.mark.parametrize("made", [{"client_certificates": "required"}], indirect=True)
 async def test_no_connection_without_a_certificate(made: tuple[Worker, Server]) -> None:
     worker, _ = made
-    assert await worker.ask(None) == (0, "")
+    assert await worker.ask(None) == (0, "tlsv13 alert certificate required")
     assert (await worker.ask(worker.callers.issue_cert("web1.example")))[0] == 200
     assert (await worker.ask(worker.callers.issue_cert("db1.example")))[0] == 401
 
@@ -153,12 +164,94 @@ async def test_a_revoked_certificate_counts_no_more(made: tuple[Worker, Server])
         worker.waits.set()
         assert await under_way == (200, "hosts:web2.example")
         assert worker.gate.present(streaming) is NOBODY
-        assert [await worker.ask_by(one) for one in sessions] == [(200, "hosts:web1.example"), (0, "")]
-        assert await worker.ask(goes) == (0, "")
+        revoked = (0, "sslv3 alert certificate revoked")
+        assert [await worker.ask_by(one) for one in sessions] == [(200, "hosts:web1.example"), revoked]
+        assert await worker.ask(goes) == revoked
         assert (await worker.ask(stays))[0] == 200
     finally:
         for session in sessions:
             await session.close()
+
+
+async def test_a_caller_that_ignores_its_refusal_is_dropped(made: tuple[Worker, Server]) -> None:
+    """The handshake ends with whatever it sends next, and at the latest by its time-out."""
+    worker, _ = made
+    refused = CERTIFICATES_REFUSED._value.get()
+    context = client(worker.authority, trustme.CA().issue_cert("web1.example"))
+    # Such a caller sends its request along with its certificate, and the alert is among what it does not read.
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(theirs, ours, server_hostname="127.0.0.1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    writer.write(ours.read())
+    while True:
+        theirs.write(await reader.read(1 << 16))
+        with suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+            break
+    writer.write(ours.read())
+    alert = await reader.read(1 << 16)
+    assert alert
+    tls.write(b"GET / HTTP/1.1\r\n\r\n")
+    writer.write(ours.read())
+    assert await reader.read() == b""
+    writer.close()
+    assert CERTIFICATES_REFUSED._value.get() == refused + 1
+    assert not worker.seen
+
+
+async def test_a_certificate_ends_while_its_connection_is_open(made: tuple[Worker, Server]) -> None:
+    worker, _ = made
+    certificate = worker.callers.issue_cert("web1.example")
+    connector = aiohttp.TCPConnector(ssl=client(worker.authority, certificate))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        assert (await worker.ask_by(session))[0] == 200
+        held = worker.seen[-1]
+        worker.gate._clock_s = lambda: held.ends_s
+        assert await worker.ask_by(session) == (401, "the certificate has ended")
+        assert worker.gate.present(held) is NOBODY
+
+
+async def test_a_worker_is_not_the_caller_that_it_forwards_for(made: tuple[Worker, Server]) -> None:
+    worker, _ = made
+    certificate = worker.callers.issue_cert("web1.example")
+    assert (await worker.ask(certificate))[0] == 200
+    assert (await worker.ask(certificate, **{FORWARDED: "1"}))[0] == 401
+
+
+async def test_changed_files_are_noticed(
+    made: tuple[Worker, Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker, server = made
+    monkeypatch.setattr(processes, "_FILES_S", 0.01)
+    callers = CallerTls(worker.tls, worker.gate)
+    callers.server = server
+    authority = worker.folder / "callers.pem"
+    before, other = authority.read_bytes(), trustme.CA()
+    watching = asyncio.create_task(callers.watch())
+
+    async def logged(event: str, times: int) -> None:
+        seen = ""
+        async with asyncio.timeout(60):
+            while seen.count(f'"{event}"') < times:
+                await asyncio.sleep(0.01)
+                seen += capsys.readouterr().err
+                assert seen.count("ed\"") <= times, seen
+
+    try:
+        authority.write_bytes(b"nonsense")
+        await logged("configuration_not_reloaded", 1)
+        assert (await worker.ask(worker.callers.issue_cert("web1.example")))[0] == 200
+        authority.write_bytes(other.cert_pem.bytes())
+        write_revocations(other, worker.folder / "revoked.pem")
+        async with asyncio.timeout(60):
+            while (await worker.ask(other.issue_cert("web1.example")))[0] != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await worker.ask(worker.callers.issue_cert("web1.example")) == (0, "tlsv1 alert unknown ca")
+        assert before != authority.read_bytes()
+    finally:
+        watching.cancel()
 
 
 async def test_the_word_of_another_worker(made: tuple[Worker, Server], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,5 +322,9 @@ def test_a_key_of_workers_that_is_none(tmp_path: Path, content: bytes | None) ->
     assert "short" not in str(caught.value).partition("key:")[2]
 
 
-def test_the_module_says_what_it_takes() -> None:
-    assert certificates._KINDS.keys() == {"DNS", "URI", "email"}
+def test_a_certificate_of_many_names_fits_into_a_head() -> None:
+    names = tuple(("DNS", f"h{number}." + "x" * 200) for number in range(1000))
+    certificate = {"notAfter": "Jan  5 09:34:43 2030 GMT", "subjectAltName": (("DNS", "y" * 300), *names)}
+    identity = identity_of(certificate)
+    assert 5 < len(identity.names) < 20
+    assert len(signed(KEY, "GET", PATH, identity, 1000.0)) < 8000
