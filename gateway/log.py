@@ -26,7 +26,7 @@ _BY_LEVEL: Final = {
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried history_not_pruned partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
-        token_expires admin_log_failed issuer_unreachable
+        token_expires admin_log_failed issuer_unreachable quota_usage_failed
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
         delivery_set_aside staging_not_freed subscription_left_configuration
         keeper_finding keeper_act_failed keeper_look_failed keeper_fenced

@@ -3,7 +3,7 @@
 Once in `INTERVAL_S` each worker publishes a `Report`: of each limit that it used lately, how much it took since its
 start, and the rate that it wants. From those of the others it decides its **share** of each limit:
 
-* Whoever wants less than an equal part gets that, and what is left goes to the others in equal parts (max-min fairness).
+* Whoever wants less than an equal part gets that. What is left goes to the others in equal parts (max-min fairness).
 * A share is never below limit/N, with N workers: so a caller that comes is served at once.
 * A worker that is over its share wants twice of it next. So one that is alone has the whole limit after log2(N) + 1
   intervals.
@@ -32,7 +32,7 @@ SILENT_S: Final = 3.5
 _IDLE_S: Final = 5.0
 # For so long after it was exhausted, a limit counts as one that its callers want more of: they wait before they retry.
 _SHORT_S: Final = 3.0
-_HEADROOM: Final = 1.25
+_HEADROOM: Final = 1.05
 _SMOOTHING: Final = 0.5
 _DEBT_S: Final = 2.0
 _MOST: Final = 10_000

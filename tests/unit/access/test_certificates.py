@@ -237,7 +237,7 @@ async def test_changed_files_are_noticed(
             while seen.count(f'"{event}"') < times:
                 await asyncio.sleep(0.01)
                 seen += capsys.readouterr().err
-                assert seen.count("ed\"") <= times, seen
+                assert seen.count('ed"') <= times, seen
 
     try:
         authority.write_bytes(b"nonsense")
