@@ -184,6 +184,8 @@ class ServiceConfig(Strict):
     """Weaknesses of Kafka's settings that are accepted instead of refusing to start."""
     kafka: KafkaSettings
     """The connection to the Kafka cluster of this data centre."""
+    worker_key_file: Path | None = None
+    """A file with a secret of 32 characters or more, the same for all workers; needed for `certificates` of tokens."""
     anonymous: bool = False
     """Without tokens: let everybody do everything, also from other hosts."""
     open_metrics: bool = False
@@ -217,14 +219,25 @@ class ServiceConfig(Strict):
         if host in _ALL_ADDRESSES and self.advertised_host is None:
             raise ValueError(f"listen: other hosts cannot connect to {host}; set advertised_host to the name they use")
         check_tokens(self.tokens, self.issuers)
-        if any(token.certificates for token in self.tokens) and (self.tls is None or self.tls.client_ca is None):
-            raise ValueError("tokens: certificates have no effect without tls.client_ca")
+        if any(token.certificates for token in self.tokens):
+            if self.tls is None or self.tls.client_ca is None:
+                raise ValueError("tokens: certificates have no effect without tls.client_ca")
+            if self.worker_key_file is None:
+                raise ValueError("worker_key_file: is needed, since tokens have certificates: workers forward requests")
         return self
 
     @property
     def worker_key(self) -> bytes | None:
         """By which workers tell each other their callers. Raises ConfigError."""
-        return None
+        if self.worker_key_file is None:
+            return None
+        try:
+            key = self.worker_key_file.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"worker_key_file: {self.worker_key_file}: {error.strerror}") from None
+        if len(key) < _KEY_BYTES:
+            raise ConfigError(f"worker_key_file: {self.worker_key_file} must hold at least {_KEY_BYTES} characters")
+        return key
 
     @property
     def address(self) -> str:
@@ -314,8 +327,6 @@ class Config(ServiceConfig):
     """Patterns of the hosts of all workers: only they get forwarded requests; default: any, or loopback on loopback."""
     admin_log_days: Annotated[int, Field(ge=0, le=36_500)] = 365
     """The log of administrative acts and refusals is kept for so many days; 0: none is written."""
-    worker_key_file: Path | None = None
-    """A file with a secret of 32 characters or more, the same for all workers; needed for `certificates` of tokens."""
     graphite: Graphite | None = None
     """The Graphite server for metrics; default: none."""
     receivers: Receivers = Receivers()
@@ -327,21 +338,7 @@ class Config(ServiceConfig):
     def _together(self) -> Config:
         self.check_names_and_ports({self.dc, *self.data_centres})
         self.receivers.check(self.limits.lane_bytes)
-        if any(token.certificates for token in self.tokens) and self.worker_key_file is None:
-            raise ValueError("worker_key_file: is needed, since tokens have certificates: workers forward requests")
         return self
-
-    @property
-    def worker_key(self) -> bytes | None:
-        if self.worker_key_file is None:
-            return None
-        try:
-            key = self.worker_key_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"worker_key_file: {self.worker_key_file}: {error.strerror}") from None
-        if len(key) < _KEY_BYTES:
-            raise ConfigError(f"worker_key_file: {self.worker_key_file} must hold at least {_KEY_BYTES} characters")
-        return key
 
     @property
     def known_dcs(self) -> frozenset[str]:

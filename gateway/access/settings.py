@@ -151,9 +151,9 @@ class TokenSettings(Strict):
     deny: DenySettings = DenySettings()
     """What the caller may not do; a denial is stronger than every grant."""
     bytes_per_s: Rate | None = None
-    """The most that the caller may write, in bytes per second and worker process."""
+    """The most that the caller may write, in bytes per second, at all workers of the data centre together."""
     chunks_per_s: Rate | None = None
-    """The most that the caller may write, in chunks per second and worker process."""
+    """The most that the caller may write, in chunks per second, at all workers of the data centre together."""
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
@@ -185,9 +185,9 @@ class QuotaSettings(Strict):
     topic: Pattern
     """A pattern of topics; each topic that matches has the quota for itself."""
     bytes_per_s: Rate | None = None
-    """The most that may be written to the topic, in bytes per second and worker process."""
+    """The most that may be written to the topic, in bytes per second, at all workers of the data centre together."""
     chunks_per_s: Rate | None = None
-    """The most that may be written to the topic, in chunks per second and worker process."""
+    """The most that may be written to the topic, in chunks per second, at all workers of the data centre together."""
 
     @model_validator(mode="after")
     def _together(self) -> QuotaSettings:
