@@ -1,6 +1,6 @@
 """Limits of rates that all workers of a data centre keep together. Pure.
 
-Once in `INTERVAL_S` each worker publishes a `Report`: of each limit that it used lately, how much it took since its
+Once in `INTERVAL_S` each worker publishes a `QuotaReport`: of each limit that it used lately, how much it took since its
 start, and the rate that it wants. From those of the others it decides its **share** of each limit:
 
 * Whoever wants less than an equal part gets that. What is left goes to the others in equal parts (max-min fairness).
@@ -42,7 +42,7 @@ Scope = Literal["token", "topic"]
 LimitKey = tuple[str, str, str]
 
 
-class Usage(NamedTuple):
+class LimitUsage(NamedTuple):
     """Of one limit in one worker. ``taken``: since its start; ``wanted``: a second."""
 
     taken: float
@@ -50,22 +50,22 @@ class Usage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class QuotaReport:
     """What one worker publishes. `decode` raises ValueError."""
 
-    usage: dict[LimitKey, Usage]
+    usage: dict[LimitKey, LimitUsage]
 
     def encode(self) -> bytes:
         rows = [[*key, round(usage.taken, 3), round(usage.wanted, 3)] for key, usage in self.usage.items()]
         return json.dumps(rows, separators=(",", ":")).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Report:
-        found: dict[LimitKey, Usage] = {}
+    def decode(cls, data: bytes) -> QuotaReport:
+        found: dict[LimitKey, LimitUsage] = {}
         rows: Any = json.loads(data)
         try:
             for scope, name, unit, taken, wanted in rows:
-                found[str(scope), str(name), str(unit)] = Usage(float(taken), float(wanted))
+                found[str(scope), str(name), str(unit)] = LimitUsage(float(taken), float(wanted))
         except TypeError as error:
             raise ValueError(f"no report of usage: {error}") from None
         return cls(found)
@@ -120,13 +120,13 @@ class SharedLimit:
     def is_idle(self, now_s: float) -> bool:
         return now_s - self._used_s > _IDLE_S
 
-    def usage(self, now_s: float) -> Usage:
+    def usage(self, now_s: float) -> LimitUsage:
         """For the report; called once in each interval."""
         lately, self._counted = self.taken - self._counted, self.taken
         self._rate += _SMOOTHING * (lately / INTERVAL_S - self._rate)
         is_short = now_s - self._short_s <= _SHORT_S
         wanted = 2 * self.share if is_short else _HEADROOM * self._rate
-        return Usage(self.taken, min(wanted, self.limit))
+        return LimitUsage(self.taken, min(wanted, self.limit))
 
     def divide(self, workers: int, silent: int, wanted: float, others: list[float], now_s: float) -> None:
         """Decides the share. ``wanted``: as published now; ``others``: of the workers that were heard."""
@@ -163,7 +163,7 @@ class RateLimit:
 class _Worker:
     """What was heard of another worker."""
 
-    usage: dict[LimitKey, Usage] = field(default_factory=dict)
+    usage: dict[LimitKey, LimitUsage] = field(default_factory=dict)
     heard_s: float = float("-inf")
 
 
@@ -175,7 +175,7 @@ class SharedLimits:
         self._limits: dict[LimitKey, SharedLimit] = {}
         self._workers: dict[str, _Worker] = {}
         self._others: frozenset[str] = frozenset()
-        # Sums never fall, also where quotas are configured anew: the others would miss what comes after.
+        # Sums never fall, also with other quotas: the others would miss what comes after.
         self._sums: dict[LimitKey, float] = {}
 
     @property
@@ -196,7 +196,7 @@ class SharedLimits:
         self._sums |= {key: limit.taken for key, limit in self._limits.items() if limit.taken}
         self._limits = {}
 
-    def hear(self, worker: str, report: Report) -> None:
+    def hear(self, worker: str, report: QuotaReport) -> None:
         """Takes a report over; the same one again, or an older one, does no harm."""
         now_s = self._clock()
         known = self._workers.setdefault(worker, _Worker())
@@ -207,16 +207,16 @@ class SharedLimits:
             if limit is not None and before is not None and usage.taken > before.taken:
                 limit.take_elsewhere(usage.taken - before.taken, now_s)
         # The sums of what it does not publish at the moment stay known.
-        known.usage = {key: Usage(usage.taken, 0.0) for key, usage in known.usage.items()} | report.usage
+        known.usage = {key: LimitUsage(usage.taken, 0.0) for key, usage in known.usage.items()} | report.usage
 
-    def report(self, others: Collection[str]) -> Report:
+    def report(self, others: Collection[str]) -> QuotaReport:
         """Decides all shares, with these other workers; the result is to be published. Once in each interval."""
         now_s = self._clock()
         is_changed, self._others = self._others != set(others), frozenset(others)
         self._workers = {name: worker for name, worker in self._workers.items() if name in self._others}
         heard = [worker for worker in self._workers.values() if now_s - worker.heard_s <= SILENT_S]
         workers, silent = self.number_of_workers, len(self._others) - len(heard)
-        usage: dict[LimitKey, Usage] = {}
+        usage: dict[LimitKey, LimitUsage] = {}
         for key, limit in self._limits.items():
             if limit.is_idle(now_s):
                 if is_changed or limit.share != limit.limit / workers:
@@ -227,4 +227,4 @@ class SharedLimits:
             limit.divide(workers, silent, own.wanted, wanted, now_s)
             if len(usage) < _MOST:
                 usage[key] = own
-        return Report(usage)
+        return QuotaReport(usage)

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
 from logferry.gateway.http.admission import Quotas
-from logferry.gateway.http.shared_limits import INTERVAL_S, Report
+from logferry.gateway.http.shared_limits import INTERVAL_S, QuotaReport
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.topics.compacted_store import CompactedStore
 
@@ -40,7 +40,7 @@ class QuotaExchange:
         others: Callable[[], Collection[str]],
     ) -> None:
         self._kafka, self._url, self._quotas, self._others = kafka, url, quotas, others
-        self._store = CompactedStore(kafka, quota_usage_topic(group), accepted, Report.decode, _CONFIGS)
+        self._store = CompactedStore(kafka, quota_usage_topic(group), accepted, QuotaReport.decode, _CONFIGS)
         self._is_created = self._is_failing = False
 
     async def publish(self) -> None:
@@ -73,7 +73,7 @@ class QuotaExchange:
 
     async def listen(self) -> None:
         """Takes over what the others publish."""
-        heard: dict[str, Report] = {}
+        heard: dict[str, QuotaReport] = {}
         while True:
             if not self._quotas.is_active or not self._others():
                 await asyncio.sleep(INTERVAL_S)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from logferry.gateway.http.shared_limits import (
     INTERVAL_S,
     SILENT_S,
-    Report,
+    QuotaReport,
     SharedLimit,
     SharedLimits,
-    Usage,
+    LimitUsage,
     fair_part,
 )
 
@@ -46,7 +46,7 @@ class Model:
     def __init__(self, seed: int, lost: float = 0.0, late_s: float = 0.2) -> None:
         self.random, self.lost, self.late_s, self.now_s = random.Random(seed), lost, late_s, 1000.0
         self.workers: list[Worker] = []
-        self.under_way: list[tuple[float, Worker, str, Report]] = []
+        self.under_way: list[tuple[float, Worker, str, QuotaReport]] = []
         self.members: list[tuple[float, frozenset[str]]] = []
         self.taken: list[tuple[float, str, float]] = []
 
@@ -82,7 +82,7 @@ class Model:
 
     def _publish(self, worker: Worker) -> None:
         names = [names for due_s, names in self.members if due_s <= self.now_s][-1]
-        report = Report.decode(worker.limits.report(names - {worker.name}).encode())
+        report = QuotaReport.decode(worker.limits.report(names - {worker.name}).encode())
         for other in self.workers:
             if other is not worker and self.random.random() >= self.lost:
                 due_s = self.now_s + self.random.random() * self.late_s
@@ -262,7 +262,7 @@ def test_a_report_again_or_of_a_restarted_worker_charges_nothing() -> None:
     key = ("token", "a", "bytes")
 
     def heard(taken: float) -> float:
-        limits.hear("other", Report({key: Usage(taken, 0)}))
+        limits.hear("other", QuotaReport({key: LimitUsage(taken, 0)}))
         return limit._all.level
 
     # What was taken before this worker came counts nowhere.
@@ -297,7 +297,7 @@ def test_other_quotas_keep_the_sums() -> None:
 )
 def test_what_is_no_report(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        Report.decode(data)
+        QuotaReport.decode(data)
 
 
 def test_a_silent_worker_is_one_that_was_not_heard_for_some_intervals() -> None:
