@@ -60,13 +60,31 @@ def caller_context(tls: Tls) -> ssl.SSLContext:
                 context.load_verify_locations(path)
             except (OSError, ssl.SSLError) as error:
                 raise _unusable(setting, path, error) from None
-    if tls.client_ca is not None:
-        required = tls.client_certificates == "required"
-        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-        context.sslobject_class = _Handshake
     if tls.client_crl is not None:
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    if tls.client_ca is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL
+        if tls.client_certificates == "required":
+            context.verify_mode = ssl.CERT_REQUIRED
+            _check_own_certificate(tls, context)
+        context.sslobject_class = _Handshake
     return context
+
+
+def _check_own_certificate(tls: Tls, callers: ssl.SSLContext) -> None:
+    """Raises ConfigError where the other workers, whose settings are the same, would refuse this one."""
+    peer = peer_context(tls)
+    peer.check_hostname, peer.verify_mode = False, ssl.CERT_NONE
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = peer.wrap_bio(to_client, to_server), callers.wrap_bio(to_server, to_client, server_side=True)
+    for end in ends * 2:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            what = f"tls.client_certificates: required, also of other workers, but {tls.certificate} is refused"
+            raise ConfigError(f"{what}: {error.verify_message}") from None
 
 
 def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:

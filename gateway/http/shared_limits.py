@@ -1,7 +1,7 @@
 """Limits of rates that all workers of a data centre keep together. Pure.
 
-Once in `INTERVAL_S` each worker publishes a `QuotaReport`: of each limit that it used lately, how much it took since its
-start, and the rate that it wants. From those of the others it decides its **share** of each limit:
+Once in `INTERVAL_S` each worker publishes a `QuotaReport`: of each limit that it used lately, how much it took since
+its start, and the rate that it wants. From those of the others it decides its **share** of each limit:
 
 * Whoever wants less than an equal part gets that. What is left goes to the others in equal parts (max-min fairness).
 * A share is never below limit/N, with N workers: so a caller that comes is served at once.

@@ -39,7 +39,10 @@ class Worker:
 
     def __init__(self, folder: Path, **tls: Any) -> None:
         self.folder, self.authority, self.callers = folder, trustme.CA(), trustme.CA()
-        issued = self.authority.issue_cert("127.0.0.1")
+        # Where certificates are required, the workers need one for each other.
+        signs = self.callers if "client_certificates" in tls else self.authority
+        issued = signs.issue_cert("127.0.0.1")
+        self.trusted = signs
         issued.cert_chain_pems[0].write_to_path(folder / "worker.pem")
         issued.private_key_pem.write_to_path(folder / "worker.key")
         self.callers.cert_pem.write_to_path(folder / "callers.pem")
@@ -75,7 +78,7 @@ class Worker:
 
     async def ask(self, certificate: trustme.LeafCert | None, **headers: str) -> tuple[int, str]:
         """The status, and the name of the caller or what is wrong; 0: no connection."""
-        context = client(self.authority, certificate)
+        context = client(self.trusted, certificate)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
             return await self.ask_by(session, **headers)
 
@@ -123,6 +126,12 @@ async def test_a_certificate_names_its_caller(made: tuple[Worker, Server]) -> No
     assert await worker.ask(issue("WEB1.example")) == (200, "hosts:web1.example")
     # A token counts before a certificate, also a wrong one.
     assert (await worker.ask(issue("web1.example"), Authorization="Bearer x"))[0] == 401
+
+
+def test_workers_that_would_refuse_each_other_do_not_start(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    with pytest.raises(ConfigError, match=r"client_certificates: required.*worker\.pem is refused: unable to get"):
+        caller_context(worker.tls.model_copy(update={"client_certificates": "required"}))
 
 
 @pytest.mark.parametrize("made", [{"client_certificates": "required"}], indirect=True)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from logferry.gateway.http.shared_limits import (
     INTERVAL_S,
     SILENT_S,
+    LimitUsage,
     QuotaReport,
     SharedLimit,
     SharedLimits,
-    LimitUsage,
     fair_part,
 )
 
