@@ -23,6 +23,7 @@ from pydantic_core import ValidationError
 MIB = 1 << 20
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 _ALL_ADDRESSES = ("0.0.0.0", "[::]")
+_KEY_BYTES = 32
 
 Dc = Annotated[str, AfterValidator(check_dc)]
 Dcs = Annotated[list[str], AfterValidator(lambda names: [check_dc(name) for name in names])]
@@ -91,6 +92,18 @@ class Tls(Strict):
     """The unencrypted key (PEM) of `certificate`."""
     ca: Path | None = None
     """The certificates (PEM) that sign the other workers' ones; default: those of the system."""
+    client_ca: Path | None = None
+    """The certificates (PEM) that sign those of callers; default: no caller is known by a certificate."""
+    client_crl: Path | None = None
+    """The list of revoked certificates (PEM) of `client_ca`."""
+    client_certificates: Literal["optional", "required"] = "optional"
+    """Whether each connection needs a certificate that `client_ca` signs."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Tls:
+        if self.client_ca is None and self.model_fields_set & {"client_crl", "client_certificates"}:
+            raise ValueError("client_crl and client_certificates have no effect without client_ca")
+        return self
 
 
 class Limits(Strict):
@@ -171,6 +184,8 @@ class ServiceConfig(Strict):
     """Weaknesses of Kafka's settings that are accepted instead of refusing to start."""
     kafka: KafkaSettings
     """The connection to the Kafka cluster of this data centre."""
+    worker_key_file: Path | None = None
+    """A file with a secret of 32 characters or more, the same for all workers; needed for `certificates` of tokens."""
     anonymous: bool = False
     """Without tokens: let everybody do everything, also from other hosts."""
     open_metrics: bool = False
@@ -204,7 +219,25 @@ class ServiceConfig(Strict):
         if host in _ALL_ADDRESSES and self.advertised_host is None:
             raise ValueError(f"listen: other hosts cannot connect to {host}; set advertised_host to the name they use")
         check_tokens(self.tokens, self.issuers)
+        if any(token.certificates for token in self.tokens):
+            if self.tls is None or self.tls.client_ca is None:
+                raise ValueError("tokens: certificates have no effect without tls.client_ca")
+            if self.worker_key_file is None:
+                raise ValueError("worker_key_file: is needed, since tokens have certificates: workers forward requests")
         return self
+
+    @property
+    def worker_key(self) -> bytes | None:
+        """By which workers tell each other their callers. Raises ConfigError."""
+        if self.worker_key_file is None:
+            return None
+        try:
+            key = self.worker_key_file.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"worker_key_file: {self.worker_key_file}: {error.strerror}") from None
+        if len(key) < _KEY_BYTES:
+            raise ConfigError(f"worker_key_file: {self.worker_key_file} must hold at least {_KEY_BYTES} characters")
+        return key
 
     @property
     def address(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 # Every event by its level. What each means and what to do: ops/docs/reference/log-events.md, held equal by a test.
 _BY_LEVEL: Final = {
     "info": """
-        worker_started worker_stopping worker_stopped configuration_reloaded state_topic_created
+        worker_started worker_stopping worker_stopped configuration_reloaded certificates_reloaded state_topic_created
         staging_topic_created staging_topic_grown
         lanes_assigned lanes_changed lane_open lane_revoked session_reader_gone graphite_back clocks_agree
         link_recovered target_created target_grown target_altered history_pruned partition_resumed partition_accepted
@@ -26,7 +26,7 @@ _BY_LEVEL: Final = {
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried history_not_pruned partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless
-        token_expires admin_log_failed issuer_unreachable
+        token_expires admin_log_failed issuer_unreachable quota_usage_failed
         tokens_unencrypted consumer_shared target_not_altered copy_begins_later transaction_open
         delivery_set_aside staging_not_freed subscription_left_configuration
         keeper_finding keeper_act_failed keeper_look_failed keeper_fenced

@@ -40,6 +40,9 @@ THROTTLED_SECONDS = _counter(
 )
 CONNECTIONS = _gauge("logferry_connections", "Open connections of callers")
 CONNECTIONS_REFUSED = _counter("logferry_connections_refused_total", "Connections closed because of a limit", ["limit"])
+CERTIFICATES_REFUSED = _counter(
+    "logferry_certificates_refused_total", "Connections refused since the caller's certificate is missing or not valid"
+)
 IN_FLIGHT = _gauge("logferry_in_flight_bytes", "Bytes of requests that wait for an answer")
 FORWARDS = _counter(
     "logferry_forwards_total", "Requests passed to the lane's owner, by redirect or forwarding", ["how"]

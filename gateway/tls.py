@@ -8,11 +8,33 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError
 from logferry.gateway.config import ConfigError, KafkaSettings, Tls
+from logferry.gateway.metrics import CERTIFICATES_REFUSED
+
+_NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+
+
+class _Handshake(ssl.SSLObject):
+    """Of a caller. The event loop closes a failed handshake without sending what TLS has to say about it: so the first
+    failure waits for the caller, which gets the alert (`unknown ca`, `certificate expired`, …) and closes."""
+
+    _failed = False
+
+    def do_handshake(self) -> None:
+        if self._failed:
+            raise ssl.SSLError("the caller's certificate was refused")
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if not isinstance(error, ssl.SSLCertVerificationError) and error.reason != _NO_CERTIFICATE:
+                raise
+            CERTIFICATES_REFUSED.inc()
+            self._failed = True
+            raise ssl.SSLWantReadError from None
 
 
 def server_context(tls: Tls, client_ca: Path | None = None) -> ssl.SSLContext:
@@ -29,6 +51,42 @@ def server_context(tls: Tls, client_ca: Path | None = None) -> ssl.SSLContext:
     return context
 
 
+def caller_context(tls: Tls) -> ssl.SSLContext:
+    """For connections of callers, with their certificates if there is an authority of these. Raises ConfigError."""
+    context = server_context(tls)
+    for setting, path in ("tls.client_ca", tls.client_ca), ("tls.client_crl", tls.client_crl):
+        if path is not None:
+            try:
+                context.load_verify_locations(path)
+            except (OSError, ssl.SSLError) as error:
+                raise _unusable(setting, path, error) from None
+    if tls.client_crl is not None:
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    if tls.client_ca is not None:
+        context.verify_mode = ssl.CERT_OPTIONAL
+        if tls.client_certificates == "required":
+            context.verify_mode = ssl.CERT_REQUIRED
+            _check_own_certificate(tls, context)
+        context.sslobject_class = _Handshake
+    return context
+
+
+def _check_own_certificate(tls: Tls, callers: ssl.SSLContext) -> None:
+    """Raises ConfigError where the other workers, whose settings are the same, would refuse this one."""
+    peer = peer_context(tls)
+    peer.check_hostname, peer.verify_mode = False, ssl.CERT_NONE
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = peer.wrap_bio(to_client, to_server), callers.wrap_bio(to_server, to_client, server_side=True)
+    for end in ends * 2:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            what = f"tls.client_certificates: required, also of other workers, but {tls.certificate} is refused"
+            raise ConfigError(f"{what}: {error.verify_message}") from None
+
+
 def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
     """Loads the certificate for connections from now on. Raises ConfigError."""
     _load_chain(context, tls.certificate, tls.key, "tls.certificate, tls.key")
@@ -36,7 +94,10 @@ def load_certificate(context: ssl.SSLContext, tls: Tls) -> None:
 
 def peer_context(tls: Tls) -> ssl.SSLContext:
     """For connections to the other workers, whose certificates are always verified. Raises ConfigError."""
-    return _client_context(tls.ca, "tls.ca")
+    context = _client_context(tls.ca, "tls.ca")
+    if tls.client_certificates == "required":
+        load_certificate(context, tls)
+    return context
 
 
 def kafka_options(settings: KafkaSettings) -> dict[str, Any]:

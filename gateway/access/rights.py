@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from logferry.gateway.access.certificates import Identity
 from logferry.gateway.access.settings import ConsumerSettings, TokenSettings
 from logferry.gateway.contract.names import split_topic
 
@@ -93,6 +94,7 @@ class Caller:
     """A caller and its rights. ``name``: None where no tokens are configured. ``sha256``: of its token.
 
     Its secret is valid from ``begins_s`` until before ``ends_s``. ``claims``: of its JSON Web Token, by ``issuer``.
+    ``identity``: of its certificate, verified while the authorities were those of ``generation``.
     """
 
     name: str | None
@@ -107,6 +109,8 @@ class Caller:
     ends_s: float = math.inf
     issuer: str | None = None
     claims: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    identity: Identity | None = None
+    generation: int = 0
 
     def may_write_as(self, topic: str, source_id: str) -> bool:
         return self.write.match(topic) and self.sources.match(source_id)
@@ -156,6 +160,12 @@ def caller_by_claims(
     """The caller of a JSON Web Token. No entry has a colon in its name, so no caller is taken for another one."""
     name = f"{role.name}:{subject}"
     return replace(role, name=name, issuer=issuer, claims=claims, sha256=digest, ends_s=ends_s)
+
+
+def caller_by_certificate(role: Caller, name: str, identity: Identity, generation: int) -> Caller:
+    """The caller of a client certificate, by its name in it."""
+    name = f"{role.name}:{name}"
+    return replace(role, name=name, identity=identity, generation=generation, ends_s=identity.ends_s)
 
 
 def entry_of(name: str | None) -> str | None:

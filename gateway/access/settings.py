@@ -15,6 +15,7 @@ Pattern = Annotated[str, Field(pattern=r"^[a-zA-Z0-9._*?\[\]!-]{1,256}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 OneOrMore = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+CertificatePattern = Annotated[str, Field(pattern=r"^(dns|uri|email|cn):[^\x00-\x1f]{1,256}$")]
 SourcePattern = Annotated[str, Field(min_length=1, max_length=512)]
 # Before a token ends, so that an operator has the time to rotate it.
 EXPIRES_SOON_S: Final = 14 * 86_400.0
@@ -133,6 +134,8 @@ class TokenSettings(Strict):
     """Tokens with dates, beside those of `sha256`; in a rotation two of them overlap."""
     claims: list[ClaimSettings] = []
     """JSON Web Tokens with one of these claims have the rights of this entry, if those of no earlier one."""
+    certificates: list[CertificatePattern] = []
+    """Patterns of names in client certificates, as `dns:web*.example`, `uri:…`, `email:…` or `cn:…`."""
     write: list[Pattern] = []
     """Patterns of topics that the caller may write."""
     read: list[Pattern] = []
@@ -148,14 +151,14 @@ class TokenSettings(Strict):
     deny: DenySettings = DenySettings()
     """What the caller may not do; a denial is stronger than every grant."""
     bytes_per_s: Rate | None = None
-    """The most that the caller may write, in bytes per second and worker process."""
+    """The most that the caller may write, in bytes per second, at all workers of the data centre together."""
     chunks_per_s: Rate | None = None
-    """The most that the caller may write, in chunks per second and worker process."""
+    """The most that the caller may write, in chunks per second, at all workers of the data centre together."""
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
-        if not (self.sha256 or self.secrets or self.claims):
-            raise ValueError(f"{self.name} has no secret; give it sha256, secrets or claims")
+        if not (self.sha256 or self.secrets or self.claims or self.certificates):
+            raise ValueError(f"{self.name} has no secret; give it sha256, secrets, claims or certificates")
         if not (self.write or self.read or self.admin or self.report):
             raise ValueError(f"{self.name} has no right; give it write, read, admin or report")
         for given, right in ("sources", "write"), ("consumers", "read"):
@@ -168,8 +171,8 @@ class TokenSettings(Strict):
         return [*(SecretSettings(sha256=sha256) for sha256 in self.sha256), *self.secrets]
 
     def valid_until_s(self, now_s: float) -> float:
-        """Until when one of the secrets is always valid, from now on; now: none is valid. With claims: for good."""
-        until_s = math.inf if self.claims else now_s
+        """Until when one of the secrets is always valid, from now on; now: none is. Others than secrets do not end."""
+        until_s = math.inf if self.claims or self.certificates else now_s
         for secret in sorted(self.all_secrets, key=lambda secret: secret.begins_s):
             if secret.begins_s <= until_s:
                 until_s = max(until_s, secret.ends_s)
@@ -182,9 +185,9 @@ class QuotaSettings(Strict):
     topic: Pattern
     """A pattern of topics; each topic that matches has the quota for itself."""
     bytes_per_s: Rate | None = None
-    """The most that may be written to the topic, in bytes per second and worker process."""
+    """The most that may be written to the topic, in bytes per second, at all workers of the data centre together."""
     chunks_per_s: Rate | None = None
-    """The most that may be written to the topic, in chunks per second and worker process."""
+    """The most that may be written to the topic, in chunks per second, at all workers of the data centre together."""
 
     @model_validator(mode="after")
     def _together(self) -> QuotaSettings:

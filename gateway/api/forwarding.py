@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from typing import Any, Final, cast
@@ -22,12 +23,13 @@ from typing import Any, Final, cast
 import aiohttp
 from aiohttp import web
 from aiokafka.errors import KafkaError
+from logferry.gateway.access.certificates import CALLER_HEADER, Identity, signed
 from logferry.gateway.config import LOOPBACK, Config
 from logferry.gateway.contract.names import Malformed, lane_of
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import LaneMoved, Problem
 from logferry.gateway.http.admission import Admission
-from logferry.gateway.http.router import FORWARDED, problem_response
+from logferry.gateway.http.router import FORWARDED, IDENTITY, problem_response
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.metrics import FORWARDS
@@ -71,6 +73,7 @@ class Forwarding:
         self._ownership = ownership
         self._admission = admission
         self._session: aiohttp.ClientSession | None = None
+        self._key = config.worker_key
 
     async def start(self) -> None:
         verify = True if self._config.tls is None else peer_context(self._config.tls)
@@ -192,26 +195,35 @@ class Forwarding:
             self._admission.release(reserved)
 
     async def _forward(self, request: web.BaseRequest, data: bytes, owner: str, who: str) -> web.Response:
-        return await self._send(request.method, owner + request.raw_path, _handed_on(request), data, who)
+        headers, url = _handed_on(request), owner + request.raw_path
+        return await self._send(request.method, url, headers, data, who, request.get(IDENTITY))
 
     async def get(self, request: web.BaseRequest, url: str, path: str, who: str) -> web.Response:
         """The answer of a worker, ``who``, to GET with the headers of the request. Raises Problem without one."""
         self.check_worker(url)
-        return await self._send("GET", url + path, _handed_on(request), b"", who)
+        return await self._send("GET", url + path, _handed_on(request), b"", who, request.get(IDENTITY))
 
-    async def post(self, owner: str, path: str, headers: CIMultiDict[str], data: bytes, who: str) -> web.Response:
+    async def post(
+        self, owner: str, path: str, headers: CIMultiDict[str], data: bytes, who: str, identity: Identity | None
+    ) -> web.Response:
         """The answer of another worker, ``who``, to a request that this one makes. Raises Problem without an answer."""
         self.check_worker(owner)
         FORWARDS.labels("forward").inc()
         headers[FORWARDED] = "1"
-        return await self._send("POST", owner + path, headers, data, who)
+        return await self._send("POST", owner + path, headers, data, who, identity)
 
-    async def _send(self, method: str, url: str, headers: CIMultiDict[str], data: bytes, who: str) -> web.Response:
+    async def _send(
+        self, method: str, url: str, headers: CIMultiDict[str], data: bytes, who: str, identity: Identity | None
+    ) -> web.Response:
+        """``identity``: of the caller's certificate, which the other worker does not see."""
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
+        target = URL(url, encoded=True)
+        if identity is not None and self._key is not None:
+            headers[CALLER_HEADER] = signed(self._key, method, target.raw_path_qs, identity, time.time())
         try:
             async with self._session.request(
-                method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
+                method, target, headers=headers, data=data, allow_redirects=False
             ) as response:
                 body = await response.read()
                 if _MOVED in response.headers:
@@ -239,4 +251,5 @@ def _handed_on(request: web.BaseRequest) -> CIMultiDict[str]:
         if (lower := name.lower()) not in _HOP_BY_HOP:
             headers.add(lower, value)
     headers[FORWARDED] = "1"
+    headers.popall(CALLER_HEADER, None)  # the caller's own word
     return headers

@@ -8,12 +8,11 @@ The size of bodies and the bytes in flight of this process; anything over is rej
   the token that has most.
 * Tokens share the room by the rule of `FairShare`: one of them always leaves some to others.
 
-Quotas of bytes and chunks per second, by token and by topic: a bucket fills at its rate up to `BURST_S` seconds' worth.
+Quotas of bytes and chunks per second, by token and by topic: a bucket fills at its rate up to a second's worth.
 A request is accepted while all its buckets are above zero, and is charged to each, into debt if necessary: so a request
 larger than the burst passes too, and the next one waits until the debt is paid. Over any period the accepted amount is
 at most the rate's worth, one burst and one request. Rejected requests are not charged. A session or a heartbeat counts
-as one chunk of its state's size. Each worker process counts for itself: a gateway of n workers accepts up to n times as
-much.
+as one chunk of its state's size. The workers of a data centre divide each quota: see `shared_limits`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from logferry.gateway.access.rights import Patterns, entry_of
 from logferry.gateway.config import Config, Limits
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import validated
-from logferry.gateway.limits import BURST_S, FairShare, RateLimit, Scope, TokenBucket
+from logferry.gateway.http.shared_limits import RateLimit, Scope, SharedLimits
+from logferry.gateway.limits import FairShare
 from logferry.gateway.metrics import IN_FLIGHT, THROTTLED, THROTTLED_SECONDS
 from pydantic import BaseModel
 
@@ -239,16 +239,19 @@ class Throttled:
 
 
 class Quotas:
-    """The meters of this process. `is_active` is false where the configuration has no quota at all."""
+    """The meters of this process. `is_active` is false where the configuration has no quota at all. ``shared``: what
+    the workers tell each other of them."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.shared = SharedLimits(clock)
         self._throttled: dict[tuple[Scope, str], Throttled] = {}
         self.replace(config)
 
     def replace(self, config: Config) -> None:
         """The quotas of this configuration from now on, with full buckets."""
         self._config = config
+        self.shared.clear()
         self._patterns = [(Patterns([quota.topic], config.known_dcs), quota) for quota in config.quotas]
         limited = [token for token in config.tokens if token.bytes_per_s or token.chunks_per_s]
         self._tokens: dict[str | None, RateLimit] = {
@@ -271,7 +274,7 @@ class Quotas:
                 seen.count, seen.wait_s, seen.last_s = seen.count + 1, seen.wait_s + wait_s, now_s
                 THROTTLED.labels(meter.scope, meter.name).inc()
                 THROTTLED_SECONDS.labels(meter.scope, meter.name).inc(wait_s)
-                detail = f"the {meter.scope} {meter.name} is over its quota of {limit} a second in this worker"
+                detail = f"the {meter.scope} {meter.name} is over its quota of {limit} a second"
                 raise Problem("quota", detail, retry_after_s=wait_s)
         for meter in meters:
             meter.take(size_bytes, chunks)
@@ -290,6 +293,6 @@ class Quotas:
         return self._topics[topic]
 
     def _meter(self, scope: Scope, name: str, bytes_per_s: float | None, chunks_per_s: float | None) -> RateLimit:
-        now_s, rates = self._clock(), {"bytes": bytes_per_s, "chunks": chunks_per_s}
-        given = {unit: TokenBucket(rate, rate * BURST_S, now_s) for unit, rate in rates.items() if rate is not None}
+        rates = {"bytes": bytes_per_s, "chunks": chunks_per_s}
+        given = {unit: self.shared.make(scope, name, unit, rate) for unit, rate in rates.items() if rate is not None}
         return RateLimit(scope, name, given)

@@ -26,9 +26,26 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from logferry.gateway import log
+from logferry.gateway.access.certificates import (
+    CALLER_HEADER,
+    Identity,
+    PeerRequest,
+    identity_of,
+    matching_name,
+    verified,
+)
 from logferry.gateway.access.claims import ends_s, fits, subject, unverified
 from logferry.gateway.access.issuer import Issuer
-from logferry.gateway.access.rights import ANYBODY, NOBODY, Caller, caller_by_claims, callers_of, entry_of, role_of
+from logferry.gateway.access.rights import (
+    ANYBODY,
+    NOBODY,
+    Caller,
+    caller_by_certificate,
+    caller_by_claims,
+    callers_of,
+    entry_of,
+    role_of,
+)
 from logferry.gateway.access.settings import IssuerSettings, TokenSettings, expiring
 from logferry.gateway.config import ServiceConfig
 from logferry.gateway.contract.names import check_topic, full_topic, split_topic
@@ -88,6 +105,9 @@ class Gate:
         self._issuers: dict[str, Issuer] = {}
         self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
         self.settings: list[TokenSettings] = []
+        self.worker_key = config.worker_key
+        # Changes with the authorities of client certificates, and the list of revoked ones.
+        self.generation = 0
         self.replace(config.tokens, config.issuers)
 
     def replace(self, tokens: Sequence[TokenSettings], issuers: Sequence[IssuerSettings] = ()) -> None:
@@ -115,6 +135,7 @@ class Gate:
         self._tokens = {caller.sha256: caller for caller in by_hash}
         self._verified = {}
         self.settings = [*tokens]
+        self._takes_certificates = any(token.certificates for token in tokens)
         for name, at in self.expiring():
             log.event("token_expires", token=name, at=at)
 
@@ -139,7 +160,10 @@ class Gate:
         if not self.settings:
             return ANYBODY
         found = self._tokens.get(caller.sha256, NOBODY)
-        if caller.issuer is not None:
+        if caller.identity is not None:
+            found = self._by_certificate(caller.identity) or NOBODY
+            found = found if caller.generation == self.generation else NOBODY
+        elif caller.issuer is not None:
             with suppress(Problem):
                 found = self._by_claims(caller.issuer, caller.claims, caller.sha256) or NOBODY
         return found if found.begins_s <= self._clock_s() < found.ends_s else NOBODY
@@ -148,15 +172,23 @@ class Gate:
         """The present rights of the entry of a caller with this name, whatever the dates of its tokens."""
         return self._roles.get(entry_of(name) or "", NOBODY) if self.settings else ANYBODY
 
-    def admit(self, right: Right, headers: Mapping[str, str], segments: list[str]) -> Caller:
+    def admit(
+        self, right: Right, headers: Mapping[str, str], segments: list[str], peer: PeerRequest | None = None
+    ) -> Caller:
         """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.
+
+        A token counts before a certificate. ``peer``: of the request, None: it has no certificate.
 
         Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one; KeysMissing
         where it may be admitted once the keys of its issuer were fetched.
         """
         if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
-        caller = self._caller(headers.get("Authorization"), _SCHEMES if right is Right.AGENT else _BEARER)
+        authorization = headers.get("Authorization")
+        if authorization is None and peer is not None and self._takes_certificates:
+            caller = self._of_peer(headers.get(CALLER_HEADER), peer)
+        else:
+            caller = self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)
         if not self._allows(caller, right, segments):
             refused = Problem("forbidden", f"the token {caller.name} does not have the right to do this")
             refused.caller = caller.name
@@ -177,6 +209,29 @@ class Gate:
             )
         return caller
 
+    def _of_peer(self, header: str | None, peer: PeerRequest) -> Caller:
+        """The caller by its certificate, or as another worker has signed. Raises Problem ``unauthenticated``."""
+        now_s = self._clock_s()
+        if header is not None:
+            identity = verified(self.worker_key, peer.method, peer.path, header, now_s)
+        elif peer.certificate:
+            identity = identity_of(peer.certificate)
+        else:
+            raise Problem("unauthenticated", "a token or a certificate is needed: send Authorization: Bearer <token>")
+        if now_s >= identity.ends_s:
+            raise Problem("unauthenticated", "the certificate has ended")
+        caller = self._by_certificate(identity)
+        if caller is None:
+            raise Problem("unauthenticated", "no entry of the configuration has a name of the certificate")
+        return caller
+
+    def _by_certificate(self, identity: Identity) -> Caller | None:
+        """The caller with the rights of the first entry that has one of its names."""
+        for token in self.settings:
+            if token.certificates and (name := matching_name(identity.names, token.certificates)) is not None:
+                return caller_by_certificate(self._roles[token.name], name, identity, self.generation)
+        return None
+
     def _of_issuer(self, presented: str, digest: bytes) -> Caller:
         """The caller of a JSON Web Token. What was verified is remembered, as long as the issuer's keys are the same.
 
@@ -192,13 +247,13 @@ class Gate:
         found = self._issuers.get(said.issuer)
         if found is None:
             raise Problem("unauthenticated", "the token is of an issuer that is not configured here")
-        verified = self._by_claims(said.issuer, found.claims(presented, said), digest)
-        if verified is None:
+        by_claims = self._by_claims(said.issuer, found.claims(presented, said), digest)
+        if by_claims is None:
             raise Problem("forbidden", "no entry of the configuration has the claims of the token")
         if len(self._verified) >= _VERIFIED:
             self._verified.clear()
-        self._verified[digest] = verified, found, found.generation
-        return verified
+        self._verified[digest] = by_claims, found, found.generation
+        return by_claims
 
     def _by_claims(self, issuer: str, claims: Mapping[str, Any], digest: bytes) -> Caller | None:
         """The caller with the rights of the first entry that its claims fit. Raises Problem ``unauthenticated``."""

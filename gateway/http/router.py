@@ -18,6 +18,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
+from logferry.gateway.access.certificates import Identity, PeerRequest
 from logferry.gateway.access.issuer import KeysMissing
 from logferry.gateway.access.rights import ANYBODY, Caller
 from logferry.gateway.broker_clock import BrokerClock
@@ -30,6 +31,8 @@ from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
 
 # The header of a request that another worker hands on.
 FORWARDED: Final = "X-Logferry-Forwarded"
+# What the certificate of the request's caller says; absent without one, or with a token.
+IDENTITY: Final = web.RequestKey("logferry.identity", Identity)
 _JSON: Final = {"Content-Type": "application/json"}
 _PROBLEM: Final = {"Content-Type": "application/problem+json"}
 # The places of a path's parameters: /v1/topics/{3}/sources/{5}/chunks.
@@ -172,13 +175,19 @@ class Routes:
         call: Call | None = None
         problem: Problem | None = None
         try:
+            # A forwarded request comes with the certificate of a worker, which is not that of its caller.
+            transport = None if FORWARDED in request.headers else request.transport
+            certificate = None if transport is None else transport.get_extra_info("peercert")
+            peer = PeerRequest(request.method, request.raw_path, certificate)
             try:
-                caller = self._gate.admit(route.right, request.headers, segments)
+                caller = self._gate.admit(route.right, request.headers, segments, peer)
             except KeysMissing as missing:
                 await missing.issuer.refresh()
-                caller = self._gate.admit(route.right, request.headers, segments)
+                caller = self._gate.admit(route.right, request.headers, segments, peer)
             if caller.name is not None:
                 request[TOKEN] = caller.name
+            if caller.identity is not None:
+                request[IDENTITY] = caller.identity
             lists: dict[str, list[str]] = {name: [] for name in route.lists}
             call = Call(request, segments, {}, caller, lists)
             call.query = parse_query(query, lists)

@@ -12,7 +12,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import socket
 import ssl
 from typing import Final, cast
 
@@ -66,6 +68,13 @@ class CallerConnection(RequestHandler):
         self.forget_head()
         super().connection_lost(exc)
 
+    def end(self) -> None:
+        """Closes it, after the request that is under way. aiohttp's `close` alone leaves an idle one open."""
+        if self._waiter is not None and not self._waiter.done():
+            self.force_close()
+        else:
+            self.close()
+
     def forget_head(self) -> None:
         self._server.grew(-self.head_bytes)
         self.head_bytes = 0
@@ -101,23 +110,42 @@ class Server(web.Server):
         super().__init__(routes)
         self._limits, self._most = limits, _room_for(limits.connections)
         self._open = self._head_bytes = 0
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         CONNECTIONS.set_function(lambda: self._open)
 
     async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
         """Raises CannotListen."""
         handshake_s = None if context is None else _TLS_HANDSHAKE_S
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
+            server = await asyncio.get_running_loop().create_server(
                 self, host, port, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=handshake_s
             )
         except OSError as error:
             raise CannotListen(f"{host}:{port}", error) from error
+        self._listening = [server]
+
+    async def renew(self, context: ssl.SSLContext, *, drops: bool) -> None:
+        """New connections get this context. ``drops``: those whose client certificate was verified before end, idle
+        ones at once, each other one after the request that is under way."""
+        loop, before = asyncio.get_running_loop(), self._listening
+        sockets = [socket.socket(fileno=os.dup(one.fileno())) for server in before for one in server.sockets]
+        self._listening = [
+            await loop.create_server(
+                self, sock=one, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=_TLS_HANDSHAKE_S
+            )
+            for one in sockets
+        ]
+        for server in before:
+            server.close()
+        if drops:
+            for connection in cast("list[CallerConnection]", self.connections):
+                if connection.transport is not None and connection.transport.get_extra_info("peercert"):
+                    connection.end()
 
     async def close(self) -> None:
         """No connection is accepted any more; requests that are being answered get some seconds."""
-        if self._listening is not None:
-            self._listening.close()
+        for server in self._listening:
+            server.close()
         # What arrived before begins to be answered.
         await asyncio.sleep(0)
         self.pre_shutdown()

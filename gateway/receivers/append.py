@@ -186,7 +186,7 @@ class Appender:
         path = f"/v1/topics/{quote(topic, safe='')}/sources/{quote(part.source.source_id, safe='')}/append"
         size = sum(len(chunk.data) for chunk in part.chunks)
         body = await computed(size, b"".join, map(pack_chunk, part.chunks))
-        answer = await self.forwarding.post(owner, path, headers, body, f"the owner of lane {number}")
+        answer = await self.forwarding.post(owner, path, headers, body, f"the owner of lane {number}", caller.identity)
         document = json.loads(answer.body if isinstance(answer.body, bytes | bytearray) else b"{}")
         if answer.status == 200:
             return cast(dict[str, Any], document)

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ import uvloop
 from aiohttp import web
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
-from logferry.gateway.config import ConfigError, Limits, ServiceConfig
+from logferry.gateway.config import ConfigError, Limits, ServiceConfig, Tls
 from logferry.gateway.errors import CannotListen, Problem, WeakKafka
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import Call, Routes, json_response
@@ -33,7 +32,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
 from logferry.gateway.service.memory import return_freed_memory
 from logferry.gateway.service.preflight import broker_risks, check_abilities, connect_to_kafka
-from logferry.gateway.tls import kafka_options, load_certificate, server_context
+from logferry.gateway.tls import caller_context, kafka_options
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -42,6 +41,7 @@ SERVICE_AWAY: Final = 3
 _RESTART_S: Final = 1.0
 _REFUSED_S: Final = 4.0
 BROKERS_S: Final = 30.0
+_FILES_S: Final = 10.0
 
 _Config = TypeVar("_Config", bound=ServiceConfig)
 
@@ -168,8 +168,8 @@ async def serve_worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gate = Gate(config)
-    context = None if config.tls is None else server_context(config.tls)
-    loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, context, take_over))
+    tls = None if config.tls is None else CallerTls(config.tls, gate)
+    loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate, tls, take_over))
     url = config.url(worker)
     kafka = KafkaClient(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:
@@ -186,7 +186,10 @@ async def serve_worker(
         stack.push_async_callback(server.close)
         if parts.before_close is not None:
             stack.push_async_callback(parts.before_close)
-        await server.listen(config.host, config.port(worker), context)
+        await server.listen(config.host, config.port(worker), None if tls is None else tls.context)
+        if tls is not None:
+            tls.server = server
+            ownership.run_in_background(tls.watch())
         await ownership.start()
         stack.push_async_callback(ownership.leave)
         log.event("worker_started", url=url, dc=config.dc, worker=worker)
@@ -215,19 +218,75 @@ async def watch_brokers(kafka: KafkaClient, accepted: Sequence[str]) -> None:
                 kafka.risks = [str(error)]
 
 
+class CallerTls:
+    """The certificate of the worker, the authorities of callers' certificates, and the list of revoked ones: read again
+    at each reload, and when one of the last two has changed. ``server``: that which uses them, once it listens.
+    """
+
+    def __init__(self, tls: Tls, gate: Gate) -> None:
+        self.server: Server | None = None
+        self._gate, self._tls, self._content = gate, tls, _content(tls)
+        self.context = caller_context(tls)
+        self._renewing: asyncio.Task[None] | None = None
+
+    def read(self, tls: Tls) -> Callable[[], asyncio.Task[None] | None]:
+        """Checks the files; the result takes them over. Raises ConfigError or OSError.
+
+        What was verified with other authorities, or another list, does not count any more: connections and streams end.
+        """
+        content = _content(tls)
+        context = caller_context(tls)
+
+        def take_over() -> asyncio.Task[None] | None:
+            drops = content[2:] != self._content[2:]
+            self._tls, self._content, self.context = tls, content, context
+            self._gate.generation += drops
+            if self.server is not None:
+                self._renewing = asyncio.get_running_loop().create_task(self.server.renew(context, drops=drops))
+            return self._renewing
+
+        return take_over
+
+    async def watch(self) -> None:
+        """Takes over authorities and revocations that have changed, until cancelled. A bad file is one line of log."""
+        failed: list[bytes | None] = []
+        while True:
+            await asyncio.sleep(_FILES_S)
+            content = _content(self._tls)[2:]
+            if content in (self._content[2:], failed):
+                continue
+            try:
+                self.read(self._tls)()
+            except (ConfigError, OSError) as error:
+                failed = content
+                log.event("configuration_not_reloaded", reason=str(error))
+            else:
+                log.event("certificates_reloaded")
+
+
+def _content(tls: Tls) -> list[bytes | None]:
+    """Of the files; None: there is none."""
+    found: list[bytes | None] = []
+    for path in (tls.certificate, tls.key, tls.client_ca, tls.client_crl):
+        try:
+            found.append(None if path is None else path.read_bytes())
+        except OSError:
+            found.append(None)
+    return found
+
+
 def _reload(
-    reload: Callable[[], _Config], gate: Gate, context: ssl.SSLContext | None, take_over: Callable[[_Config], None]
+    reload: Callable[[], _Config], gate: Gate, tls: CallerTls | None, take_over: Callable[[_Config], None]
 ) -> None:
-    """Connections stay open; an invalid configuration changes nothing."""
+    """Connections stay open but those of certificates that may not be valid; a bad configuration changes nothing."""
     try:
         fresh = reload()
-        if context is not None and fresh.tls is not None:
-            server_context(fresh.tls)  # checked apart: half of a pair must not be loaded
+        renew = None if tls is None or fresh.tls is None else tls.read(fresh.tls)
         gate.replace(fresh.tokens, fresh.issuers)
         take_over(fresh)
-        if context is not None and fresh.tls is not None:
-            load_certificate(context, fresh.tls)
-    except (ConfigError, ValueError) as error:
+        if renew is not None:
+            renew()
+    except (ConfigError, OSError, ValueError) as error:
         log.event("configuration_not_reloaded", reason=str(error))
     else:
         log.event("configuration_reloaded", tokens=[token.name for token in fresh.tokens])

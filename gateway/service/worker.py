@@ -52,6 +52,7 @@ from logferry.gateway.reports.routes import KINDS, ReportsApi
 from logferry.gateway.reports.tables import CONFIGS
 from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import HealthApi, Parts, serve_worker
+from logferry.gateway.service.quota_exchange import QuotaExchange
 from logferry.gateway.subscriptions import StoredSubscription
 from logferry.gateway.tls import load_certificate, server_context
 from logferry.gateway.topics.catalog import TopicCatalog
@@ -152,6 +153,7 @@ async def _parts(
         routes.observe, routes.observed = admin_log.observe, ACTS
         ownership.run_in_background(admin_log.run())
         stack.push_async_callback(admin_log.stop)
+    exchange = QuotaExchange(kafka, config.group, url, config.accept_weak_kafka, quotas, ownership.other_workers)
     REGISTRY.register(TokenCollector(gate))
     REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
     for work in (
@@ -162,6 +164,8 @@ async def _parts(
         open_transactions.watch(),
         watch_owners(subscriptions_api, gate, ownership),
         watch_loop(),
+        exchange.publish(),
+        exchange.listen(),
         lanes.watch(partial(_lanes_changed, ownership, lanes)),
     ):
         ownership.run_in_background(work)

@@ -17,7 +17,7 @@ from logferry.gateway.http.server import Server
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.service.preflight import connect_to_kafka
 from logferry.gateway.service.processes import run_service
-from logferry.gateway.tls import kafka_options, server_context
+from logferry.gateway.tls import caller_context, kafka_options
 from logferry.ops.keeper.config import KeeperConfig, load
 from logferry.ops.keeper.keeper import Keeper
 from logferry.ops.keeper.status_api import LIMITS, KeeperApi
@@ -39,7 +39,7 @@ async def serve(config: KeeperConfig, worker: int, reload: Callable[[], KeeperCo
         loop.add_signal_handler(number, stop.set)
     gate = Gate(config)
     loop.add_signal_handler(signal.SIGHUP, partial(_reload, reload, gate))
-    context = None if config.tls is None else server_context(config.tls)
+    context = None if config.tls is None else caller_context(config.tls)
     url = config.url(worker)
     kafka = KafkaClient(kafka_options(config.kafka), url)
     async with AsyncExitStack() as stack:

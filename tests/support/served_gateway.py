@@ -139,4 +139,4 @@ class Gateway:
     def _said_of_reloading(self, worker: Child) -> list[dict[str, Any]]:
         lines = worker.log.read_text(encoding="utf-8").splitlines()
         events = [json.loads(line) for line in lines if line.startswith("{")]
-        return [event for event in events if event["event"].endswith("_reloaded")]
+        return [event for event in events if event["event"] in ("configuration_reloaded", "configuration_not_reloaded")]

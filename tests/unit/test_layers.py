@@ -138,7 +138,7 @@ IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random
 PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.access.rights", "gateway.admin_log.records"),
-    *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request"),
+    *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request", "gateway.http.shared_limits"),
     *("gateway.lanes.receipts", "gateway.lanes.resolution", "gateway.lanes.uploads"),
     *("gateway.receivers.bulk", "gateway.receivers.hec"),
     *("gateway.receivers.otlp", "gateway.receivers.otlp_protobuf"),

@@ -1,11 +1,11 @@
-"""Quotas from outside: a caller over its rate gets the time to wait, and the others do not notice."""
+"""Quotas from outside: a caller over its rate gets the time to wait, the others do not notice, and workers share it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -106,3 +106,57 @@ async def test_quotas_are_re_read(gateway: Gateway) -> None:
     assert (await gateway.ask("POST", path + "2", "limited", data=b"x"))[0] == 429
     await gateway.reload(TABLES.replace(str(RATE), str(100 * RATE)))
     assert (await gateway.ask("POST", path + "2", "limited", data=b"x"))[0] == 200
+
+
+async def test_the_workers_divide_a_quota_by_demand(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """One of two workers gets all of it while the other has nothing to do, then half."""
+    taken: list[tuple[float, str, int]] = []
+
+    async with Gateway(tmp_path, kafka.bootstrap, 2, TABLES) as gateway:
+
+        async def source_of(worker: int, number: int) -> str:
+            """A source of a lane that this worker owns."""
+            for candidate in range(1000):
+                source = f"w{worker}-{number}-{candidate}"
+                _, document, _ = await gateway.ask("GET", f"/v1/topics/shared/sources/{source}", "free")
+                if document["url"] == gateway.urls[worker]:
+                    return source
+            raise AssertionError(f"worker {worker} owns no lane")
+
+        async def push(worker: int, number: int) -> None:
+            """More than the quota, until it is cancelled."""
+            source, seqno = await source_of(worker, number), 1
+            while True:
+                path = f"/v1/topics/shared/sources/{source}/chunks?seqno={seqno}"
+                status, document, _ = await gateway.ask("POST", path, "limited", worker, data=b"x" * 400)
+                assert status in (200, 429, 503), document
+                if status == 200:
+                    taken.append((time.monotonic(), gateway.urls[worker], 400))
+                    seqno += 1
+                else:
+                    await asyncio.sleep(0.05)
+
+        def rate(seconds: float, worker: int | None = None) -> float:
+            """Of the last seconds, as a part of the quota."""
+            now_s, url = time.monotonic(), None if worker is None else gateway.urls[worker]
+            found = [size for at_s, who, size in taken if at_s > now_s - seconds and url in (None, who)]
+            return sum(found) / seconds / RATE
+
+        async def until(is_so: Callable[[], bool]) -> None:
+            async with asyncio.timeout(90):
+                while not is_so():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+
+        status, document, _ = await gateway.ask("PUT", "/v1/topics/shared", "free", data='{"partitions": 4}')
+        assert status in (200, 201), document
+        async with asyncio.TaskGroup() as group:
+            first = [group.create_task(push(0, number)) for number in range(3)]
+            await until(lambda: rate(4) >= 0.9)
+            assert rate(4) <= 1.1
+            second = [group.create_task(push(1, number)) for number in range(3)]
+            await until(lambda: 0.4 <= rate(5, 0) <= 0.6 and 0.4 <= rate(5, 1) <= 0.6)
+            await asyncio.sleep(5)
+            assert rate(5) <= 1.1
+            for task in (*first, *second):
+                task.cancel()
+        assert "quota_usage_failed" not in gateway.said()

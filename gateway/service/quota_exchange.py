@@ -1,0 +1,111 @@
+"""The reports of `shared_limits` between the workers of a data centre, by a topic in its Kafka.
+
+Nothing waits for them. Where Kafka does not take them, or gives none, each worker has an equal part of each limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from logferry.gateway import log
+from logferry.gateway.http.admission import Quotas
+from logferry.gateway.http.shared_limits import INTERVAL_S, QuotaReport
+from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.topics.compacted_store import CompactedStore
+
+_PAUSE_S: Final = 5.0
+_WRITE_S: Final = 3.0
+# Only the last report of each worker counts; Kafka removes whole segments.
+_CONFIGS: Final = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
+
+
+def quota_usage_topic(group: str) -> str:
+    return f"{group}.quota-usage"
+
+
+class QuotaExchange:
+    """``others``: the URLs of the other workers that hold lanes. Both methods run until they are cancelled."""
+
+    def __init__(
+        self,
+        kafka: KafkaClient,
+        group: str,
+        url: str,
+        accepted: Sequence[str],
+        quotas: Quotas,
+        others: Callable[[], Collection[str]],
+    ) -> None:
+        self._kafka, self._url, self._quotas, self._others = kafka, url, quotas, others
+        self._store = CompactedStore(kafka, quota_usage_topic(group), accepted, QuotaReport.decode, _CONFIGS)
+        self._is_created = self._is_failing = False
+
+    async def publish(self) -> None:
+        """Divides the limits and publishes the usage, once in each interval; not where there is nobody to hear it."""
+        loop = asyncio.get_running_loop()
+        producer: AIOKafkaProducer | None = None
+        due_s = retry_s = loop.time()
+        try:
+            while True:
+                due_s = max(due_s + INTERVAL_S, loop.time())
+                await asyncio.sleep(due_s - loop.time())
+                others = self._others()
+                report = self._quotas.shared.report(others)
+                if not self._quotas.is_active or not others or loop.time() < retry_s:
+                    continue
+                try:
+                    async with asyncio.timeout(_WRITE_S):
+                        if producer is None:
+                            await self._create()
+                            producer = await self._producer()
+                        key = self._url.encode()
+                        await producer.send_and_wait(self._store.topic, report.encode(), key=key, partition=0)
+                    self._is_failing = False
+                except (KafkaError, OSError, TimeoutError) as error:
+                    self._failed(error)
+                    retry_s = loop.time() + _PAUSE_S
+        finally:
+            if producer is not None:
+                await producer.stop()
+
+    async def listen(self) -> None:
+        """Takes over what the others publish."""
+        heard: dict[str, QuotaReport] = {}
+        while True:
+            if not self._quotas.is_active or not self._others():
+                await asyncio.sleep(INTERVAL_S)
+                continue
+            try:
+                await self._create()
+                await self._store.wait()
+            except (KafkaError, OSError, TimeoutError) as error:
+                self._failed(error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            for worker, report in self._store.entries.items():
+                if worker != self._url and heard.get(worker) is not report:
+                    heard[worker] = report
+                    self._quotas.shared.hear(worker, report)
+
+    async def _create(self) -> None:
+        if not self._is_created:
+            await self._store.create()
+            self._is_created = True
+
+    async def _producer(self) -> AIOKafkaProducer:
+        # A report that is lost is made up by the next: no wait for the replicas.
+        producer = AIOKafkaProducer(acks=1, **self._kafka.options)
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        return producer
+
+    def _failed(self, error: Exception) -> None:
+        if not self._is_failing:
+            log.event("quota_usage_failed", topic=self._store.topic, error=repr(error))
+        self._is_failing, self._is_created = True, False

@@ -1,0 +1,304 @@
+"""Limits over all workers, by a model: workers with seeded demand that come and go; reports that are lost or late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logferry.gateway.http.shared_limits import (
+    INTERVAL_S,
+    SILENT_S,
+    LimitUsage,
+    QuotaReport,
+    SharedLimit,
+    SharedLimits,
+    fair_part,
+)
+
+LIMIT = 1000.0
+_STEP_S = 0.02
+_REQUEST = LIMIT / 100
+# What the workers may take above the limit for each change of demand or workers, in seconds of the limit.
+BURST_S = 6.0
+
+Demand = Callable[[float], float]
+
+
+@dataclass(eq=False)
+class Worker:
+    """``demand``: what its callers send at a time, as a part of the limit; they retry what is refused at once."""
+
+    name: str
+    limits: SharedLimits
+    limit: SharedLimit
+    demand: Demand
+    next_report_s: float
+    owed: float = 0.0
+
+
+class Model:
+    """``lost``: the part of the reports that do not arrive; each of the others takes up to ``late_s``."""
+
+    def __init__(self, seed: int, lost: float = 0.0, late_s: float = 0.2) -> None:
+        self.random, self.lost, self.late_s, self.now_s = random.Random(seed), lost, late_s, 1000.0
+        self.workers: list[Worker] = []
+        self.under_way: list[tuple[float, Worker, str, QuotaReport]] = []
+        self.members: list[tuple[float, frozenset[str]]] = []
+        self.taken: list[tuple[float, str, float]] = []
+
+    def add(self, name: str, demand: Demand) -> Worker:
+        limits = SharedLimits(lambda: self.now_s)
+        worker = Worker(name, limits, None, demand, self.now_s)  # type: ignore[arg-type]
+        self.workers.append(worker)
+        # A worker has lanes only after the group told the others, who look once in an interval.
+        self._changed(INTERVAL_S)
+        limits.report({other.name for other in self.workers} - {name})
+        worker.limit = limits.make("token", "a", "bytes", LIMIT)
+        worker.next_report_s += self.random.random() * INTERVAL_S
+        return worker
+
+    def kill(self, worker: Worker) -> None:
+        """The others learn of it when Kafka's group does."""
+        self.workers.remove(worker)
+        self._changed(6.0)
+
+    def _changed(self, after_s: float) -> None:
+        due_s = self.now_s if not self.members else self.now_s + after_s
+        self.members.append((due_s, frozenset(worker.name for worker in self.workers)))
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / _STEP_S)):
+            self.now_s += _STEP_S
+            self._deliver()
+            for worker in self.workers:
+                if self.now_s >= worker.next_report_s:
+                    worker.next_report_s += INTERVAL_S
+                    self._publish(worker)
+                self._ask(worker)
+
+    def _publish(self, worker: Worker) -> None:
+        names = [names for due_s, names in self.members if due_s <= self.now_s][-1]
+        report = QuotaReport.decode(worker.limits.report(names - {worker.name}).encode())
+        for other in self.workers:
+            if other is not worker and self.random.random() >= self.lost:
+                due_s = self.now_s + self.random.random() * self.late_s
+                self.under_way.append((due_s, other, worker.name, report))
+
+    def _deliver(self) -> None:
+        due = [one for one in self.under_way if one[0] <= self.now_s]
+        self.under_way = [one for one in self.under_way if one[0] > self.now_s]
+        for _due_s, worker, name, report in due:
+            worker.limits.hear(name, report)
+
+    def _ask(self, worker: Worker) -> None:
+        wanted = worker.demand(self.now_s) * LIMIT
+        worker.owed = min(worker.owed + wanted * _STEP_S, max(wanted, _REQUEST)) if wanted else 0.0
+        while worker.owed >= _REQUEST and worker.limit.wait_s(self.now_s) == 0:
+            worker.owed -= _REQUEST
+            worker.limit.take(_REQUEST)
+            self.taken.append((self.now_s, worker.name, _REQUEST))
+
+    def rate(self, seconds: float, name: str | None = None) -> float:
+        """What was taken in the last seconds, as a part of the limit."""
+        amounts = (n for at_s, who, n in self.taken if at_s > self.now_s - seconds and name in (None, who))
+        return sum(amounts) / seconds / LIMIT
+
+    def most_above(self, slack: float) -> float:
+        """The most that any period took above ``slack`` times the limit, in seconds of the limit."""
+        worst = level = 0.0
+        before_s = self.taken[0][0] if self.taken else 0.0
+        for at_s, _, amount in self.taken:
+            level = max(0.0, level - (at_s - before_s) * LIMIT * slack) + amount
+            before_s, worst = at_s, max(worst, level)
+        return worst / LIMIT
+
+
+def steady(part: float) -> Demand:
+    return lambda _: part
+
+
+NETWORKS = [(0.0, 0.2), (0.1, 0.5), (0.3, 1.5)]
+
+
+def churn(seed: int, lost: float, late_s: float, seconds: int = 120) -> Model:
+    """Workers whose demand jumps every few seconds, some of which die, and new ones come."""
+    model = Model(seed, lost, late_s)
+    choose = model.random
+
+    def jumping() -> Demand:
+        levels = [choose.choice((0, 0, 0.05, 0.3, 1, 9)) for _ in range(400)]
+        pause_s = choose.choice((0.7, 2.0, 5.0, 20.0))
+        return lambda now_s: levels[int(now_s / pause_s) % 400]
+
+    count = choose.choice((2, 3, 4, 8))
+    for number in range(count):
+        model.add(str(number), jumping())
+    for number in range(seconds // 10):
+        model.run(10)
+        if choose.random() < 0.3:
+            model.kill(choose.choice(model.workers))
+            model.run(choose.random() * 8)
+            model.add(f"later-{number}", jumping())
+    return model
+
+
+@pytest.mark.parametrize(("lost", "late_s"), NETWORKS)
+@pytest.mark.parametrize(
+    "parts", [(9, 9), (0, 9), (0.3, 9), (0.2, 0.2, 0.9), (9,) * 4, (0, 0, 0, 9), (*(0.1,) * 7, 9), (*(0,) * 15, 9)]
+)
+def test_a_steady_demand_gets_the_limit_and_no_more(parts: tuple[float, ...], lost: float, late_s: float) -> None:
+    least = 0.9 if lost < 0.2 else 0.8
+    for seed in range(2):
+        model = Model(seed, lost, late_s)
+        for number, part in enumerate(parts):
+            model.add(str(number), steady(part))
+        model.run(15)
+        for _ in range(3):
+            model.run(10)
+            assert model.rate(10) <= 1.1, seed
+        assert model.rate(30) >= least * min(1.0, sum(parts)), seed
+        # Who wants less than an equal part has it.
+        for number, part in enumerate(parts):
+            if part <= 1 / len(parts):
+                assert model.rate(30, str(number)) >= least * part, seed
+        assert model.most_above(1.0) <= BURST_S, seed
+
+
+@pytest.mark.parametrize(("lost", "late_s"), NETWORKS)
+@pytest.mark.parametrize("seed", range(6))
+def test_no_demand_takes_more_than_the_limit_in_the_long_run(seed: int, lost: float, late_s: float) -> None:
+    """Neither does one that follows the shares: of all periods none has more than the limit and some seconds of it."""
+    model = churn(seed, lost, late_s)
+    assert model.most_above(1.0) <= BURST_S
+    # It is not that nothing passed.
+    assert len({who for _, who, _ in model.taken}) > 1
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_the_long_run_holds_also_where_the_shares_do_not(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all have taken counts for each of them: a wrong share is a matter of moments."""
+    monkeypatch.setattr(SharedLimit, "divide", lambda limit, *_: limit.set_share(LIMIT, 1000.0))
+    model = Model(1, 0.1, 0.5)
+    for worker in range(number):
+        model.add(str(worker), steady(9))
+    model.run(20)
+    model.run(60)
+    assert 0.9 <= model.rate(60) <= 1.1
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_those_that_are_left_have_the_part_of_a_worker_that_died(number: int) -> None:
+    model = Model(2)
+    workers = [model.add(str(n), steady(9)) for n in range(number)]
+    model.run(20)
+    model.kill(workers[0])
+    model.run(4)
+    # Until Kafka's group knows, its part is set aside: it may have lost its voice alone.
+    assert model.rate(2) <= 1.1
+    model.run(8)
+    model.run(10)
+    assert 0.95 <= model.rate(10) <= 1.05
+    model.add("new", steady(9))
+    model.run(10)
+    model.run(10)
+    assert 0.9 <= model.rate(10) <= 1.05
+    assert model.rate(10, "new") == pytest.approx(1 / number, abs=0.05)
+
+
+def test_a_worker_that_dies_alone_leaves_the_limit_to_the_next() -> None:
+    model = Model(3)
+    first = model.add("first", steady(9))
+    model.add("second", lambda now_s: 9.0 if now_s > 1020 else 0.0)
+    model.run(20)
+    assert model.rate(10, "first") >= 0.9
+    model.kill(first)
+    model.run(12)
+    model.run(10)
+    assert model.rate(10, "second") >= 0.95
+
+
+def test_workers_that_hear_nobody_have_an_equal_part() -> None:
+    model = Model(4, lost=1.0)
+    for number in range(4):
+        model.add(str(number), steady(9))
+    model.run(10)
+    model.run(20)
+    for number in range(4):
+        assert model.rate(20, str(number)) == pytest.approx(0.25, abs=0.01)
+    # The network returns.
+    model.lost = 0.0
+    for worker in model.workers[1:]:
+        worker.demand = steady(0)
+    model.run(6)
+    model.run(10)
+    assert model.rate(10, "0") >= 0.95
+
+
+def test_one_worker_needs_no_report() -> None:
+    model = Model(5)
+    model.add("0", steady(9))
+    model.run(20)
+    assert 0.99 <= model.rate(10) <= 1.01
+    assert model.most_above(1.0) <= 1.1
+
+
+@given(st.floats(0.01, 1e6), st.lists(st.floats(0, 1e6), min_size=1, max_size=20))
+def test_fair_parts_are_the_room_and_nobody_gets_less_than_an_equal_one(room: float, wants: list[float]) -> None:
+    parts = [fair_part(room, want, wants[:index] + wants[index + 1 :]) for index, want in enumerate(wants)]
+    assert sum(parts) == pytest.approx(room)
+    for want, part in zip(wants, parts, strict=True):
+        assert part >= min(want, room / len(wants)) * (1 - 1e-9)
+
+
+def test_a_report_again_or_of_a_restarted_worker_charges_nothing() -> None:
+    now_s = 100.0
+    limits = SharedLimits(lambda: now_s)
+    limits.report({"other"})
+    limit = limits.make("token", "a", "bytes", 100)
+    key = ("token", "a", "bytes")
+
+    def heard(taken: float) -> float:
+        limits.hear("other", QuotaReport({key: LimitUsage(taken, 0)}))
+        return limit._all.level
+
+    # What was taken before this worker came counts nowhere.
+    assert heard(50_000) == 100
+    assert heard(50_060) == 40
+    assert heard(50_060) == 40
+    assert heard(10) == 40
+    assert heard(30) == 20
+    # What comes at once does not stop it for long.
+    assert heard(10_000) == -200
+    limit.take(1000)
+    assert heard(10_001) == -1200
+
+
+def test_other_quotas_keep_the_sums() -> None:
+    """The others would take a smaller sum for a restart, and a limit that is not there for one that is not used."""
+    limits = SharedLimits(lambda: 100.0)
+    limits.report({"other"})
+    limit = limits.make("token", "a", "bytes", 100)
+    assert limit.share == 50
+    assert limit.wait_s(100.0) == 0
+    limit.take(70)
+    limits.clear()
+    again = limits.make("token", "a", "bytes", 200)
+    assert again.wait_s(100.0) == 0
+    again.take(5)
+    assert limits.report({"other"}).usage["token", "a", "bytes"].taken == 75
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"1", b'[["a"]]', b'[["token", "a", "bytes", "x", 1]]', b'{"a": 1}', b"null"]
+)
+def test_what_is_no_report(data: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        QuotaReport.decode(data)
+
+
+def test_a_silent_worker_is_one_that_was_not_heard_for_some_intervals() -> None:
+    assert SILENT_S > 3 * INTERVAL_S
