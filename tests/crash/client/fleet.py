@@ -36,7 +36,7 @@ _LINE_BYTES: Final = 20_000
 _FULL_BYTES: Final = 1 << 10
 _SAID: Final = ("source-over", "source-copied", "file-gone", "deleted-dropped")
 # Kinds of lines, by weight.
-_LINES: Final = {"text": 60, "binary": 8, "nul": 4, "crlf": 6, "empty": 4, "long": 2, "open": 8}
+_LINES: Final = {"text": 60, "binary": 8, "nul": 4, "crlf": 6, "empty": 4, "long": 1, "open": 8}
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Host:
         if kind == "nul":
             return begin.encode() + bytes(rng.randint(1, 300)) + b"\n"
         if kind == "long":
-            return begin.encode() + rng.randbytes(rng.randint(_LINE_BYTES // 2, 3 * _LINE_BYTES)).hex().encode() + b"\n"
+            return begin.encode() + rng.randbytes(rng.randint(_LINE_BYTES // 4, _LINE_BYTES)).hex().encode() + b"\n"
         return {"crlf": f"{begin}{words}\r\n".encode(), "empty": b"\n", "open": f"{begin}{words}".encode()}[kind]
 
     async def write(self, until: asyncio.Event, every_s: float) -> None:
