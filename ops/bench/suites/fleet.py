@@ -87,7 +87,7 @@ class _SimulatedClient:
         tail = FileTail.open(str(path), now)
         assert tail is not None
         name = source_id(config.host, str(path), 1)
-        entry = CheckpointEntry(name, str(path), str(path), *tail.key, tail.head, 0, fingerprint(b""), 0)
+        entry = CheckpointEntry(name, str(path), str(path), *tail.key, tail.head, 0, fingerprint(b""), 0, topic=_TOPIC)
         self._tail, self._source = tail, FileSource(entry, tail, config, files, self._centres)
         self._pusher = Pusher([GatewayCluster(urls, None)], _no_exchange, config.gzip)
         self._links: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
