@@ -39,9 +39,9 @@ from logferry.ops.stack.stack import Stack
 
 _CLIENTS: Final = 5_000
 _TOPIC: Final = "fleet"
-_LINE_EVERY_S: Final = 10.0
+_LINE_EVERY_S: Final = 20.0
 _LINE: Final = b"x" * 999 + b"\n"
-_HEARTBEAT_S: Final = 5.0
+_HEARTBEAT_S: Final = 15.0
 _START_S: Final = 30.0  # over which the clients start
 _STEADY_S: Final = 20.0
 _AWAY_S: Final = 30.0
@@ -97,6 +97,11 @@ class _SimulatedClient:
     def waits_since(self) -> float:
         """When the oldest line was due that is not recorded; infinite: there is none."""
         return self._waiting[0][1] if self._waiting else float("inf")
+
+    def waits_for(self) -> str:
+        """And the last error."""
+        status = self._source.status(time.monotonic())
+        return f"{status.waits_for}: {status.error}"
 
     async def run(self, start_s: float, until: Callable[[], bool]) -> None:
         await asyncio.sleep(start_s)
@@ -237,7 +242,8 @@ async def _all_served(record: _Record, clients: list[_SimulatedClient]) -> float
         if now - last >= _QUIET_S:
             return max([began, *(at for at, delay in record.delays if delay > _LATE_S)])
         await asyncio.sleep(0.2)
-    raise RuntimeError(f"lines wait {_MOST_S:.0f} s after the gateways came back")
+    waiting = Counter(client.waits_for() for client in clients if now - client.waits_since > _LATE_S)
+    raise RuntimeError(f"lines wait {_MOST_S:.0f} s after the gateways came back: {waiting.most_common(9)}")
 
 
 def _spread(times: list[float], begin: float, end: float) -> tuple[Side, Side]:
