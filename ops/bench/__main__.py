@@ -21,7 +21,6 @@ from logferry.ops.bench.suites import (
     mirror,
     overhead,
     push,
-    query,
     receivers,
 )
 
@@ -34,7 +33,6 @@ BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
         load,
         push,
         audit,
-        query,
         overhead,
         compact,
         receivers,
