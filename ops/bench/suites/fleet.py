@@ -42,11 +42,11 @@ _TOPIC: Final = "fleet"
 _LINE_EVERY_S: Final = 20.0
 _LINE: Final = b"x" * 999 + b"\n"
 _HEARTBEAT_S: Final = 15.0
-_START_S: Final = 30.0  # over which the clients start
+_START_S: Final = 20.0  # over which the clients start
 _STEADY_S: Final = 20.0
 _AWAY_S: Final = 30.0
-_MOST_S: Final = 120.0  # after which a gateway that came back has to serve all
-_LATE_S: Final = 1.0  # a line that took longer was not served as usual
+_MOST_S: Final = 90.0  # after which a gateway that came back has to serve all
+_LATE_S: Final = 3.0  # a line that took longer was not served as usual
 _QUIET_S: Final = 15.0  # longer than the longest pause of a client
 _NAMES: Final = ("gateway-0", "gateway-1")
 
