@@ -62,19 +62,22 @@ class Pusher:
         self.exchange = exchange
         self.gzip = gzip
 
-    def perform(self, job: PushJob, sent: Callable[[], None] | None = None) -> Outcome:
-        """Never raises for faults of the network or the gateway: the outcome holds them. Calls ``sent`` when the body
-        has left."""
+    def request(self, job: PushJob) -> SourceRequest:
+        """That of the job."""
         to = SourceAddress(self.clusters[job.dc], USER_AGENT, job.topic, job.source_id)
         if job.batch is not None:
             # They may be sent again; uncompressed ones are views of the batch and take no memory.
             parts = list(job.batch.body(job.skips))
-            request = SourceRequest(to, "chunks", job.session, parts, gzip=self.gzip, direct=job.direct, owner=job.url)
-        elif job.beat is not None:
+            return SourceRequest(to, "chunks", job.session, parts, gzip=self.gzip, direct=job.direct, owner=job.url)
+        if job.beat is not None:
             said = {name: value for name, value in job.beat._asdict().items() if value is not None}
-            request = SourceRequest(to, "heartbeat", job.session, json.dumps(said).encode())
-        else:
-            request = SourceRequest(to, "session")
+            return SourceRequest(to, "heartbeat", job.session, json.dumps(said).encode())
+        return SourceRequest(to, "session")
+
+    def perform(self, job: PushJob, sent: Callable[[], None] | None = None) -> Outcome:
+        """Never raises for faults of the network or the gateway: the outcome holds them. Calls ``sent`` when the body
+        has left."""
+        request = self.request(job)
         told = () if sent is None else (sent,)
         outcome = request.follow(lambda url, headers, body: self.exchange(url, headers, body, "POST", *told))
         return outcome._replace(sent_bytes=request.parts_bytes)

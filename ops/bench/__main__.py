@@ -14,20 +14,33 @@ from logferry.ops.bench.suites import (
     compact,
     console,
     delivery,
+    fleet,
     gateway,
     hbase,
     load,
     mirror,
     overhead,
     push,
-    query,
     receivers,
 )
 
 # Every public function of a suite is a benchmark.
 BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
     name: function
-    for suite in (gateway, mirror, load, push, audit, query, overhead, compact, receivers, delivery, console, hbase)
+    for suite in (
+        gateway,
+        mirror,
+        load,
+        push,
+        audit,
+        overhead,
+        compact,
+        receivers,
+        delivery,
+        console,
+        hbase,
+        fleet,
+    )
     for name, function in vars(suite).items()
     if isfunction(function) and function.__module__ == suite.__name__ and not name.startswith("_")
 }

@@ -42,7 +42,7 @@ _READY_S: Final = 120.0
 _STOP_S: Final = 20.0
 _LISTENERS: Final = ("gateway", "mirror")
 # Python imports it at its start. libfaketime 0.9.10 is of no use: time.sleep of Python 3.11 fails under it (EINVAL).
-_CLOCK_CODE: Final = """
+CLOCK_CODE: Final = """
 import os, time
 true_s, true_ns, file = time.time, time.time_ns, os.environ["SOAK_CLOCK"]
 def shift():
@@ -74,7 +74,7 @@ class World:
         self.security = Security(data / "security")
         self._clock_code = data / "clock"
         self._clock_code.mkdir()
-        (self._clock_code / "sitecustomize").with_suffix(".py").write_text(_CLOCK_CODE, encoding="ascii")
+        (self._clock_code / "sitecustomize").with_suffix(".py").write_text(CLOCK_CODE, encoding="ascii")
         self.links: dict[str, Relay] = {}
         self.clusters: dict[str, KafkaCluster] = {}
         self.children: dict[str, Child] = {}

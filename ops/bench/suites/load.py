@@ -1,4 +1,6 @@
-"""Benchmarks of the loader against plain Spark Structured Streaming: same topic, same settings."""
+"""Benchmarks of the loader against plain Spark Structured Streaming: same topic, same settings; and of `logferry query`
+on a tail, against a bare consumer that reads the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import uuid
@@ -21,9 +24,9 @@ from logferry.gateway.contract.chunk import Chunk, record_headers
 from logferry.loaders.location import Location
 from logferry.loaders.storage.tables import count_rows
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
-from logferry.ops.bench.harness.kafka import chunks, create_topics, temporary_kafka
+from logferry.ops.bench.harness.kafka import chunks, create_topics, java_consumer, temporary_kafka
 from logferry.ops.bench.harness.spark_cluster import standalone
-from logferry.ops.bench.harness.usage import Program
+from logferry.ops.bench.harness.usage import Program, ended_cpu_s
 from logferry.ops.runtime.jars import spark_environment
 from logferry.ops.stack.s3_server import BUCKET, S3Server
 
@@ -40,6 +43,12 @@ _SMALL_OFFSETS: Final = 100
 _SMALL_BATCHES: Final = 40
 _MANY_BATCHES: Final = 1000
 _BOUND_S: Final = 3600.0
+_QUERY_LINES: Final = 5_000_000
+_QUERY_TOPIC: Final = "dc1.access"
+_STATEMENTS: Final = {
+    "count": "SELECT count(*) AS n FROM logs",
+    "group": "SELECT status, count(*), sum(body_bytes) FROM logs WHERE path LIKE '/api/%' GROUP BY ALL ORDER BY ALL",
+}
 
 
 @contextmanager
@@ -211,3 +220,37 @@ def load_thousand_batches() -> Figure:
     ours = {"batches": len(each), "early_s": early, "late_s": late, "seconds": result["seconds"]}
     ours |= {"jvm_mb": result["jvm_mb"], "python_mb": result["python_mb"]}
     return Figure("time of a batch after 1,000 / at the start", ours, {}, 1, ratio=round(late / early, 3))
+
+
+# ---- query ----------------------------------------------------------------------------------------------------------
+
+
+def query_tail() -> Figure:
+    """5 million lines of an access log behind a table of one chunk: seconds of ``count(*)``, and of a filter with
+    groups on parsed columns, from the start of the command; ``ratio``: of the count to Kafka's ConsumerPerformance.
+    """
+    payloads = chunks(64, _CHUNK)
+    count = 1 + _QUERY_LINES * 64 // sum(payload.count(b"\n") for payload in payloads)
+    size_mb = sum(len(payloads[number % 64]) for number in range(count)) / 1e6
+    with _filled(_QUERY_TOPIC, _CHUNK, count) as (folder, bootstrap):
+        table = folder / "table"
+        which = ["--table", str(table), "--topics", _QUERY_TOPIC, "--bootstrap", bootstrap, "--parser", "access"]
+        _run("logferry.loaders", *which, "--json", "--max-records", "1", "--stop-records", "1")
+        rounds = alternate(_ROUNDS, partial(_query, bootstrap, table), partial(_bare, bootstrap, count, size_mb), 0)
+    return compared("seconds of count(*) over a tail / of a bare consumer", "count_s", rounds)
+
+
+def _query(bootstrap: str, table: Path, _: int) -> Side:
+    found: Side = {}
+    for name, sql in _STATEMENTS.items():
+        before_s = ended_cpu_s()
+        options = [sql, "--table", str(table), "--format", "csv", "--bootstrap", bootstrap]
+        command = [sys.executable, "-m", "logferry.ops.cli.main", "query", *options]
+        program = Program(command, stdout=subprocess.PIPE).until(bound_s=600)
+        found |= {f"{name}_s": program.took_s, f"{name}_cpu_s": ended_cpu_s() - before_s, f"{name}_mb": program.peak_mb}
+    return found
+
+
+def _bare(bootstrap: str, records: int, size_mb: float, number: int) -> Side:
+    rate = java_consumer(bootstrap, _QUERY_TOPIC, records, f"bare-{number}")
+    return {"count_s": size_mb / rate, "mb_s": rate}
