@@ -128,9 +128,7 @@ class FakeConsumer:
 
     def commit(self, session_id: str, generation: int, offsets: dict[TopicPartition, int]) -> None:
         """Raises Problem ``superseded`` or ``out-of-range``."""
-        session = self.sessions.get(session_id)
-        if session is None:
-            raise ended(session_id)
+        session = self.sessions[session_id]
         if session.generation != generation:
             known = "none yet" if session.generation is None else session.generation
             raise Problem("superseded", f"generation {generation} is not the session's, which is {known}")

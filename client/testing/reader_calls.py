@@ -12,7 +12,7 @@ from typing import Any
 
 from logferry.client.reading.decode import ReceivedChunk
 from logferry.client.testing.call import Answer, FakeCall, FakeStore, checked_object, number
-from logferry.client.testing.consumers import FakeConsumer, FakeSession, check_retained
+from logferry.client.testing.consumers import FakeConsumer, FakeSession, check_retained, ended
 from logferry.client.testing.message_pack import packed
 from logferry.client.testing.stored import positions, row_object
 from logferry.gateway.contract.chunk import MSGPACK, NDJSON
@@ -203,6 +203,9 @@ def _stream(store: FakeStore, name: str, consumer: FakeConsumer, session: FakeSe
 def commit(store: FakeStore, call: FakeCall) -> Answer:
     call.knows_only()
     name, consumer = _consumer(store, call)
+    session = call.name(1, "session")
+    if session not in consumer.sessions:
+        raise ended(session)
     said = checked_object(call.document(_LISTS_BYTES), "body", generation=int, positions=list)
     generation = said.get("generation")
     if not isinstance(generation, int) or not said.get("positions"):
@@ -211,7 +214,7 @@ def commit(store: FakeStore, call: FakeCall) -> Answer:
     for position in said["positions"]:
         one = checked_object(position, "positions", topic=str, partition=int, offset=int)
         _add(store, offsets, (one.get("topic"), one.get("partition")), one.get("offset"))
-    consumer.commit(call.name(1, "session"), generation, offsets)
+    consumer.commit(session, generation, offsets)
     cursors = [str(Cursor(*tp, offset)) for tp, offset in sorted(offsets.items())]
     answer = {"consumer": name, "generation": generation, "positions": positions(offsets), "cursors": cursors}
     return Answer.of(answer)
