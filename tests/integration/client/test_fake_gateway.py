@@ -6,18 +6,33 @@ is a time), URLs. Bodies of the wrong shape (`FREE`) get the same problem with o
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
+import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgpack
 import pytest
+from logferry.client import (
+    AsyncReader,
+    AsyncWriter,
+    LogferryHandler,
+    OutOfRange,
+    Reader,
+    Rejected,
+    Superseded,
+    Writer,
+)
 from logferry.client.testing import FakeGateway
 from logferry.gateway.contract.chunk import MSGPACK, Chunk, pack_chunk
 from logferry.gateway.token_command import new_token
@@ -455,3 +470,235 @@ def test_both_answer_alike(name: str, sides: tuple[Side, Side]) -> None:
         if isinstance(reply.content, dict) and isinstance(reply.content.get("partition"), int):
             for side in sides:
                 side.facts["partition"] = reply.content["partition"]
+
+
+# ---- read sessions ---------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A read session of one side."""
+
+    def __init__(self, side: Side, **headers: str) -> None:
+        step = get(CONSUMER + "/stream?topic=dc1.{topic}", Accept="application/x-ndjson", **headers)
+        self.side, self._response = side, side.request(step)
+        assert self._response.status == 200
+        self.session: str = self.frame("session")["session"]
+
+    def frame(self, *kinds: str) -> dict[str, Any]:
+        """The next one of these kinds."""
+        while (found := json.loads(self._response.readline()))["frame"] not in kinds:
+            assert found["frame"] in ("keep_alive", "caught_up"), found
+        return dict(found)
+
+    def all_of(self, partitions: int) -> list[Any]:
+        """The chunks, in the order of their places, and the positions that were reached at the end."""
+        chunks, reached = list[Any](), dict[int, int]()
+        while len(reached) < partitions:
+            frame = self.frame("chunk", "caught_up")
+            if frame["frame"] == "chunk":
+                chunks.append(self.side.plain(frame))
+            else:
+                reached |= {one["partition"]: one["offset"] for one in frame["partitions"]}
+        return [*sorted(chunks, key=lambda one: (one["partition"], one["offset"])), sorted(reached.items())]
+
+    def commit(self, generation: int, *places: tuple[int, int]) -> Reply:
+        positions = [{"topic": "dc1.{topic}", "partition": p, "offset": offset} for p, offset in places]
+        path = f"{CONSUMER}/sessions/{self.session}/commit"
+        reply = self.side.ask(post(path, {"generation": generation, "positions": positions}))
+        if isinstance(reply.content.get("instance"), str):
+            reply.content["instance"] = reply.content["instance"].replace(self.session, "s")
+        return reply
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def until_idle(*sides: Side) -> None:
+    """Until the consumer has no session at all sides."""
+    deadline = time.monotonic() + PATIENCE_S
+    for side in sides:
+        while side.ask(get(CONSUMER + "/offsets")).content["members"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_read_session_alike(sides: tuple[Side, Side]) -> None:
+    for number in range(8):
+        agree(post(f"/v1/topics/{{topic}}/sources/web{number}/chunks?seqno=1&created_ms=3", b"\xff\n"), *sides)
+    agree(get("/v1/topics/{topic}"), *sides)
+    streams = [Stream(side) for side in sides]
+    assigned, other = (stream.frame("assigned") for stream in streams)
+    assert assigned == other
+    assert [one["offset"] for one in assigned["partitions"]] == [0] * 4
+    found, others = (stream.all_of(4) for stream in streams)
+    assert found == others
+    assert len(found) == 9
+    generation, (*_, ends) = assigned["generation"], found
+    for places in ([(0, 1)], [(1, 99)], [(9, 0)], [(0, 1), (0, 2)], ends):
+        commits = [stream.commit(generation, *places) for stream in streams]
+        assert commits[0] == commits[1]
+    commits = [stream.commit(generation + 1, (0, 0)) for stream in streams]
+    assert commits[0] == commits[1]
+    for stream in streams:
+        stream.close()
+    until_idle(*sides)
+    agree(get(CONSUMER + "/offsets"), *sides)
+    commits = [stream.commit(generation, *ends) for stream in streams]
+    assert commits[0].status == commits[1].status == 409
+    again = [Stream(side, **{"Accept-Encoding": "identity"}) for side in sides]
+    starts = [stream.frame("assigned")["partitions"] for stream in again]
+    assert starts[0] == starts[1]
+    assert [one["offset"] for one in starts[0]] == [end for _, end in ends]
+    for stream in again:
+        stream.close()
+    until_idle(*sides)
+
+
+def test_two_sessions_share_alike(sides: tuple[Side, Side]) -> None:
+    seen = []
+    for side in sides:
+        first = Stream(side)
+        alone = first.frame("assigned")
+        agreeing = side.ask(post(f"{CHUNKS}?seqno=1&created_ms=3"))
+        chunk = first.frame("chunk")
+        second = Stream(side)
+        revoked = first.frame("revoked")
+        late = first.commit(alone["generation"], (chunk["partition"], chunk["offset"] + 1))
+        parts = [stream.frame("assigned") for stream in (first, second)]
+        held = [{one["partition"] for one in frame["partitions"]} for frame in parts]
+        later = first.commit(alone["generation"], (chunk["partition"], 0))
+        second.close()
+        back = [first.frame("revoked"), first.frame("assigned")]
+        first.close()
+        until_idle(side)
+        facts = [len(alone["partitions"]), len(revoked["partitions"]), len(back[1]["partitions"]), late.status]
+        rising = alone["generation"] == revoked["generation"] < parts[0]["generation"] < back[1]["generation"]
+        offsets = {one["partition"]: one["offset"] for one in back[1]["partitions"]}
+        kinds = later.status, later.content["type"].rpartition("/")[2]
+        shares = sorted(map(len, held)), held[0] & held[1]
+        seen.append([agreeing, side.plain(chunk), facts, *shares, rising, offsets, kinds])
+    assert seen[0] == seen[1]
+    offset_of = {one: int(one == seen[0][1]["partition"]) for one in range(4)}
+    assert seen[0][2:] == [[4, 4, 4, 200], [2, 2], set(), True, offset_of, (409, "superseded")]
+
+
+# ---- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_token_alike(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> None:
+    secret, sha256 = new_token()
+    rights = {"name": "all", "sha256": sha256, "write": ["*"], "read": ["*"], "admin": ["*"]}
+    with FakeGateway(token=secret) as fake, gateway(kafka, tmp_path, topic_name, 1, tokens=[rights]) as real:
+        urls = fake.url, real.urls[0]
+        right, wrong, none = ([Side(url, topic_name, one) for url in urls] for one in (secret, "lf_wrong", None))
+        agree(put("/v1/topics/{topic}", {"partitions": 4}), *right)
+        agree(post(f"{SOURCE}/session", b""), *right)
+        steps = [post(f"{CHUNKS}?seqno=1"), post(CHUNKS), get(PAGE), get("/healthz"), get("/no"), get(CHUNKS)]
+        for step in [*steps, get(CONSUMER + "/offsets"), get("/v1/topics/no"), Step("DELETE", SOURCE)]:
+            for pair in (right, wrong, none):
+                agree(step, *pair)
+        for scheme in ("Basic YTpi", "Bearer", "Bearer  ", f"bearer {secret}", secret):
+            agree(post(f"{CHUNKS}?seqno=2&prev=1", Authorization=scheme), *none)
+
+
+# ---- the clients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["fake", "real"])
+def url(request: pytest.FixtureRequest, fake: FakeGateway, workers: Gateway, topic_name: str) -> str:
+    """Of one of the two, where the topic has four partitions."""
+    found = fake.url if request.param == "fake" else workers.urls[0]
+    reply = Side(found, topic_name).ask(put("/v1/topics/{topic}", {"partitions": 4}))
+    assert reply.status == 201
+    return found
+
+
+def lines_of(url: str, topic: str, number: int) -> list[tuple[str, int, bytes]]:
+    """So many lines, sorted: source, seqno, data."""
+    with Reader(url, topic) as reader:
+        return sorted((line.source_id, line.seqno, line.data) for line in islice(reader.lines(), number))
+
+
+def test_a_writer_and_a_reader(url: str, topic_name: str) -> None:
+    with Writer(url, topic_name, "web1/log", batch_bytes=100, gzip=True, attributes={"host": "web1"}) as writer:
+        assert writer.recorded_seqno is None
+        numbers = [writer.write(b"%d\n" % number) for number in range(50)]
+        writer.flush(PATIENCE_S)
+        assert writer.recorded_seqno == numbers[-1] == 50
+        with Writer(url, topic_name, "web1/log") as newer:
+            assert newer.recorded_seqno == 50
+            with pytest.raises(Superseded):
+                writer.write(b"late\n")
+                writer.flush(PATIENCE_S)
+            newer.write(b"51\n", 60)
+            with pytest.raises(ValueError, match="60"):
+                newer.write(b"61\n", 60)
+    with pytest.raises(Rejected) as refused, Writer(url, topic_name, "large") as large:
+        large.write(b"\0" * ((4 << 20) + 1))
+    assert refused.value.kind == "too-large"
+    with pytest.raises(Rejected) as unknown:
+        Writer(url, f"no-{topic_name}", "web1/log").open(PATIENCE_S)
+    assert unknown.value.kind == "unknown-topic"
+    found = lines_of(url, topic_name, 51)
+    assert found == [("web1/log", seqno, b"%d" % (seqno - 1)) for seqno in range(1, 51)] + [("web1/log", 60, b"51")]
+    with Reader(url, topic_name, follow=False, attributes={"host": "web1"}, gzip=True) as reader:
+        chunks = [reader.read(PATIENCE_S) for _ in range(20)]
+        position, cursors = reader.position, reader.cursors(PATIENCE_S)
+    with Reader(url, topic_name, follow=False, start=str(position), attributes={"host": "web1"}) as rest:
+        chunks += list(rest)
+    with Reader(url, topic_name, follow=False, start=cursors, attributes={"host": "web1"}) as rest:
+        assert list(rest) == chunks[20:]
+    assert [chunk.seqno for chunk in chunks if chunk] == [*range(1, 51)]
+    with pytest.raises(OutOfRange), Reader(url, topic_name, start=f"dc1.{topic_name}:0:999999") as reader:
+        reader.read(PATIENCE_S)
+
+
+def test_readers_of_a_consumer(url: str, topic_name: str) -> None:
+    for source in "abcdefgh":
+        with Writer(url, topic_name, source) as writer:
+            writer.write(b"one\n")
+    every = lines_of(url, topic_name, 8)
+    with Reader(url, topic_name, consumer=f"c-{topic_name}") as reader:
+        assert sorted(chunk.source_id for chunk in islice(reader, 8)) == [source for source, _, _ in every]
+        reader.commit(PATIENCE_S)
+        with Reader([url], f"*.{topic_name}", consumer=f"c-{topic_name}") as other:
+            with Writer(url, topic_name, "a") as writer:
+                writer.write(b"two\n")
+                writer.flush()
+            found: list[Any] = []
+            while not found:
+                found += [one for one in (reader.read(0.1), other.read(0.1)) if one is not None]
+            assert [(chunk.source_id, chunk.seqno) for chunk in found] == [("a", 2)]
+
+
+async def test_the_asyncio_faces(url: str, topic_name: str) -> None:
+    async with AsyncWriter(url, topic_name, "web1", batch_bytes=100) as writer:
+        for number in range(30):
+            await writer.write(b"%d\n" % number)
+    every = await asyncio.to_thread(lines_of, url, topic_name, 30)
+    for consumer in (None, f"c-{topic_name}"):
+        async with AsyncReader(url, topic_name, follow=False, consumer=consumer) as reader:
+            assert [(line.source_id, line.seqno, line.data) async for line in reader.lines()] == every
+            if consumer:
+                await reader.commit(PATIENCE_S)
+
+
+def test_the_handler_of_logging(url: str, topic_name: str) -> None:
+    handler = LogferryHandler(url, topic_name, "program", close_timeout_s=PATIENCE_S)
+    handler.emit(logging.LogRecord("x", logging.INFO, __file__, 1, "started", (), None))
+    handler.close()
+    assert lines_of(url, topic_name, 1) == [("program", 1, b"started")]
+
+
+def test_the_push_client(url: str, topic_name: str, tmp_path: Path) -> None:
+    file = tmp_path / "app.log"
+    command = [sys.executable, "-m", "logferry.client", "--once", "--url", url, "--topic", topic_name, "--host", "h"]
+    command += ["--state-dir", str(tmp_path / "state"), str(file)]
+    for text in ("one\ntwo\n", "three\n"):
+        with file.open("a", encoding="utf-8") as log:
+            log.write(text)
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
+    found = lines_of(url, topic_name, 3)
+    assert [data for _, _, data in found] == [b"one", b"two", b"three"]
+    (row,) = Side(url, topic_name).ask(get("/v1/topics/{topic}/sources")).content["sources"]
+    assert (row["position"], row["size"], row["recorded_seqno"]) == (14, 14, 14)
