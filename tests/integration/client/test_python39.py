@@ -26,7 +26,9 @@ CARRIED = [
     *sorted((ROOT / "client" / "inputs").glob("*.py")),
     *sorted((ROOT / "client" / "transport").glob("*.py")),
     *LIBRARY,
+    *sorted((ROOT / "client" / "testing").glob("*.py")),
     ROOT / "gateway" / "__init__.py",
+    ROOT / "gateway" / "errors.py",
     *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk", "syslog_frames")),
 ]
 
@@ -116,6 +118,32 @@ def test_the_library_writes_and_reads(oldest, bare, workers, topic_name):
     assert (done.returncode, done.stderr) == (0, ""), f"{oldest} {version_of(oldest)}"
     expected = [("a", number + 1, str(number)) for number in range(50)] + [("log", 1, "told")]
     assert done.stdout == " ".join(map(str, expected)) + "\n" + " ".join(map(str, expected)) + "\n"
+
+
+FAKE_PROGRAM = """
+import gzip, sys, threading, urllib.request
+from logferry.client import Reader, Writer
+from logferry.client.testing import FakeGateway
+with FakeGateway({"orders": 2}) as gateway:
+    for fault in (gateway.drop_answer, gateway.drop_request):
+        fault()
+    with Writer(gateway.url, "orders", "a", gzip=True) as writer:
+        writer.write(b"one\\n")
+        writer.write(b"two\\n")
+    for options in ({}, {"consumer": "c"}):
+        with Reader(gateway.url, "orders", follow=False, **options) as reader:
+            print(*(line.data.decode() for line in reader.lines()))
+            if options:
+                reader.commit()
+    print(*(chunk.seqno for chunk in gateway.chunks("orders")), gateway.positions("c"))
+"""
+
+
+def test_the_fake_gateway_needs_nothing_else(oldest, bare):
+    done = run(oldest, bare, "-c", FAKE_PROGRAM)
+    assert (done.returncode, done.stderr) == (0, ""), f"{oldest} {version_of(oldest)}"
+    first, second, rest = done.stdout.splitlines()
+    assert (first, second, rest[:3]) == ("one two", "one two", "1 2")
 
 
 @pytest.fixture(scope="module")

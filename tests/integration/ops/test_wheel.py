@@ -161,7 +161,8 @@ def test_the_base_pushes_under_the_oldest_and_the_newest_python(
     environment.install("--no-deps", "--no-index", str(wheel))
     assert "usage: logferry" in environment.run("--help")
     push_a_file(environment, tmp_path)
-    run([environment.python, "-c", "from logferry.client import LogferryHandler, Reader, Writer"], tmp_path)
+    imports = "from logferry.client import LogferryHandler, Reader, Writer; import logferry.client.testing"
+    run([environment.python, "-c", imports], tmp_path)
 
 
 @contextmanager
