@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
@@ -65,7 +65,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes = b""
-    parts: Iterator[bytes] | None = None
+    parts: Generator[bytes, None, None] | None = None
 
     @classmethod
     def of(cls, document: Any, status: int = 200) -> Answer:

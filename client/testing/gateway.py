@@ -19,7 +19,7 @@ from logferry.client.testing.call import Answer, FakeCall, FakeStore
 from logferry.client.testing.server import FakeServer
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.names import Malformed, check_attributes, check_source_id
-from logferry.gateway.errors import Problem
+from logferry.gateway.errors import PROBLEMS, Problem
 
 _Handle = Callable[[FakeStore, FakeCall], Answer]
 
@@ -52,7 +52,7 @@ _ROUTES: dict[str, dict[str, _Handle]] = {
     f"{_CONSUMER}/sessions/*/commit": {"POST": reader_calls.commit},
     f"{_CONSUMER}/offsets": {"GET": reader_calls.offsets, "PUT": reader_calls.put_offsets},
 }
-_CALLS = {handle.__name__ for methods in _ROUTES.values() for handle in methods.values()}
+CALLS = {handle.__name__ for methods in _ROUTES.values() for handle in methods.values()}
 _LISTS = {"stream": ("topic", "cursor"), "offsets": ("topic",)}
 
 
@@ -198,6 +198,8 @@ class FakeGateway:
 
         ``retry_after_s``: in the header `Retry-After`, of 429 and 503 by default 1. ``more``: of the problem document.
         """
+        if kind not in PROBLEMS:
+            raise ValueError(f"kind: {kind!r} is none of {', '.join(PROBLEMS)}")
         problem = Problem(kind, f"the test wants {kind}", retry_after_s=retry_after_s, **more)
         if problem.status == 429 and retry_after_s is None:
             problem.retry_after_s = 1
@@ -221,8 +223,8 @@ class FakeGateway:
             self._faults.clear()
 
     def _add(self, fault: _Fault) -> None:
-        if fault.call not in _CALLS:
-            raise ValueError(f"call: {fault.call!r} is none of {', '.join(sorted(_CALLS))}")
+        if fault.call not in CALLS:
+            raise ValueError(f"call: {fault.call!r} is none of {', '.join(sorted(CALLS))}")
         with self._store.changed:
             self._faults.append(fault)
 

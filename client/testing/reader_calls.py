@@ -6,7 +6,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -172,7 +172,7 @@ def stream(store: FakeStore, call: FakeCall) -> Answer:
     return Answer(200, {"Content-Type": media_type, "Cache-Control": "no-store"}, parts=parts)
 
 
-def _stream(store: FakeStore, name: str, consumer: FakeConsumer, session: FakeSession) -> Iterator[bytes]:
+def _stream(store: FakeStore, name: str, consumer: FakeConsumer, session: FakeSession) -> Generator[bytes, None, None]:
     """The frames as they come; empty parts in between, at which the server may find that the reader is gone."""
     encoded = packed if session.is_packed else _line
     with store.changed:

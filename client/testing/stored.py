@@ -38,7 +38,8 @@ class FakeSource:
 
     @property
     def alive_ms(self) -> int:
-        return max(self.written_ms, self.beat.get("heartbeat_ms", 0))
+        beat_ms: int = self.beat.get("heartbeat_ms", 0)
+        return max(self.written_ms, beat_ms)
 
     @property
     def order(self) -> str:
