@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import select
 import socket
 import socketserver
 import threading
@@ -62,14 +61,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             self._write(head)
             for part in parts:
-                if select.select([self.connection], [], [], 0)[0]:
-                    raise _Cut  # the reader is gone: it has nothing to say here
+                if self._is_alone():
+                    raise _Cut
                 if part:
                     self._write(b"%x\r\n%s\r\n" % (len(part), part))
             self._write(b"0\r\n\r\n")
         finally:
             parts.close()
         return None
+
+    def _is_alone(self) -> bool:
+        """The caller has closed the connection."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
 
     def _write(self, data: bytes) -> None:
         if self._room is None:
@@ -101,8 +107,7 @@ class FakeServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, port: int, serve: Callable[[str, FakeCall], tuple[Answer | None, int | None]]) -> None:
         self.serve = serve
-        self._connections: set[socket.socket] = set()
-        self._changed = threading.Condition()
+        self._connections: dict[threading.Thread, socket.socket] = {}
         super().__init__(("127.0.0.1", port), _Handler)
         self._thread = threading.Thread(
             target=self.serve_forever, args=(0.02,), name="logferry-fake-gateway", daemon=True
@@ -115,26 +120,16 @@ class FakeServer(socketserver.ThreadingTCPServer):
         self.shutdown()
         self._thread.join()
         self.server_close()
-        with self._changed:
-            for connection in self._connections:
-                _cut(connection)
-            self._changed.wait_for(lambda: not self._connections)
+        for thread, connection in self._connections.items():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self._changed:
-            self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        with self._changed:
-            self._connections.discard(request)
-            self._changed.notify_all()
+        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        thread.start()
+        alive = {one: connection for one, connection in self._connections.items() if one.is_alive()}
+        self._connections = {**alive, thread: request}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that was cut is no error here."""
-
-
-def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

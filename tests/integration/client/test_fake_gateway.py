@@ -636,8 +636,8 @@ def test_a_writer_and_a_reader(url: str, topic_name: str) -> None:
     with pytest.raises(Rejected) as refused, Writer(url, topic_name, "large") as large:
         large.write(b"\0" * ((4 << 20) + 1))
     assert refused.value.kind == "too-large"
-    with pytest.raises(Rejected) as unknown:
-        Writer(url, f"no-{topic_name}", "web1/log").open(PATIENCE_S)
+    with pytest.raises(Rejected) as unknown, Writer(url, f"no-{topic_name}", "web1/log") as lost:
+        lost.open(PATIENCE_S)
     assert unknown.value.kind == "unknown-topic"
     assert lines_of(url, topic_name, 51) == [
         ("web1/log", seqno, b"%d" % number) for number, seqno in enumerate([*range(1, 51), 60])

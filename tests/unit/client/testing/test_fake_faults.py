@@ -61,8 +61,8 @@ def test_a_lost_answer_leaves_the_chunk_and_a_dropped_request_does_not(gateway) 
 
 def test_a_refusal_ends_the_writer_with_its_kind(gateway) -> None:
     gateway.refuse("forbidden", call="session")
-    with pytest.raises(Rejected) as refused:
-        Writer(gateway.url, "orders", "web1").open(PATIENCE_S)
+    with pytest.raises(Rejected) as refused, Writer(gateway.url, "orders", "web1") as writer:
+        writer.open(PATIENCE_S)
     assert (refused.value.kind, refused.value.status) == ("forbidden", 403)
     with pytest.raises(ValueError, match="'chunks' is none of commit,"):
         gateway.refuse("forbidden", call="chunks")
@@ -72,7 +72,8 @@ def test_a_refusal_ends_the_writer_with_its_kind(gateway) -> None:
 
 def test_a_page_that_is_cut_off_comes_again(gateway) -> None:
     seqnos = [gateway.write("orders", "web1", b"x" * 1000) for _ in range(50)]
-    gateway.drop_answer(3, call="read", after_bytes=5000)
+    for after_bytes in (1, 50, 200, 5000, 20_001):  # in the head, and in the page
+        gateway.drop_answer(call="read", after_bytes=after_bytes)
     with Reader(gateway.url, "orders", follow=False) as reader:
         assert [chunk.seqno for chunk in reader] == seqnos
     gateway.refuse("out-of-range", call="read", first=7, next=9)
@@ -172,8 +173,8 @@ def test_a_source_is_known_already(gateway) -> None:
 
 def test_a_token_that_changes(gateway) -> None:
     gateway.token = "lf_new"
-    with pytest.raises(Rejected) as refused:
-        Writer(gateway.url, "orders", "web1", token="lf_old").open(PATIENCE_S)
+    with pytest.raises(Rejected) as refused, Writer(gateway.url, "orders", "web1", token="lf_old") as writer:
+        writer.open(PATIENCE_S)
     assert refused.value.kind == "unauthenticated"
     with Writer(gateway.url, "orders", "web1", token="lf_new") as writer:
         writer.write(b"an order\n")
