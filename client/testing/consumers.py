@@ -22,7 +22,7 @@ Frame = dict[str, Any]
 
 @dataclass
 class FakeSession:
-    """``starts``: of the partitions of its last assignment; ``is_held``: that one is valid."""
+    """``starts``: of the partitions of its last assignment; ``is_held``: the reader counts on that one."""
 
     wanted: frozenset[str]
     prefix: str
@@ -76,13 +76,12 @@ class FakeConsumer:
     def frames(self, session: FakeSession) -> list[Frame]:
         """What the session's reader is to receive now. Raises Problem ``out-of-range``."""
         found: list[Frame] = []
-        if self._moves_until is not None:
-            if session.is_held:
-                session.is_held = False
-                gone = [{"topic": topic, "partition": number} for topic, number in sorted(session.starts)]
-                found.append({"frame": "revoked", "generation": session.generation, "partitions": gone})
-            if not self._assign():
-                return found
+        if session.is_held and (self._moves_until is not None or session.granted is not None):
+            session.is_held = False
+            gone = [{"topic": topic, "partition": number} for topic, number in sorted(session.starts)]
+            found.append({"frame": "revoked", "generation": session.generation, "partitions": gone})
+        if self._moves_until is not None and not self._assign():
+            return found
         if session.granted is not None:
             session.starts = {tp: self.committed.get(tp, 0) for tp in session.granted}
             for tp, offset in session.starts.items():
@@ -96,7 +95,7 @@ class FakeConsumer:
     def _assign(self) -> bool:
         sessions = list(self.sessions.values())
         is_late = self._moves_until is not None and time.monotonic() >= self._moves_until
-        if any(one.is_held or (one.owed and not is_late) for one in sessions):
+        if not is_late and any(one.is_held or one.owed for one in sessions):
             return False
         for one in sessions:
             one.granted = []

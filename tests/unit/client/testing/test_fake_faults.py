@@ -95,6 +95,15 @@ def test_a_session_that_is_cut_off_resumes(gateway) -> None:
     assert gateway.positions("other") == Position()
 
 
+def test_a_reader_that_takes_nothing_keeps_no_partitions(gateway) -> None:
+    """More than the sockets hold: its frames wait."""
+    for number in range(20):
+        gateway.write("orders", f"web{number}", bytes(1 << 20))
+    url = f"{gateway.url}/v1/consumers/billing/stream?topic=dc1.orders"
+    with urllib.request.urlopen(url, timeout=PATIENCE_S), Reader(gateway.url, "orders", consumer="billing") as reader:
+        assert reader.read(PATIENCE_S) is not None
+
+
 def test_it_stops_and_starts_with_all_that_it_holds(gateway) -> None:
     url = gateway.url
     with Writer(url, "orders", "web1") as writer, Reader(url, "orders") as reader:
