@@ -274,6 +274,8 @@ class Connections:
             body = response.read(self._largest_answer_bytes + 1)
             if len(body) > self._largest_answer_bytes:
                 raise http.client.HTTPException(f"a response of more than {self._largest_answer_bytes} bytes")
+            if response.length:  # with a size, `read` returns what there is
+                raise http.client.HTTPException(f"the response was cut off {response.length} bytes before its end")
             headers = {name.lower(): value for name, value in response.getheaders()}
             return Reply(response.status, headers, body, time.time()), not response.will_close
 

@@ -18,6 +18,7 @@ MAIN_WAYS: Final[dict[str, str]] = {
     "audit/test_audit_segments.py": "test_segments_are_what_the_rows_are",
     "audit/test_audit_state_file.py": "test_the_next_audit_reads_what_is_new",
     "audit/test_audit_table.py": "test_a_whole_table_is_proven test_damage_is_named_line_by_line",
+    "client/test_fake_gateway.py": "test_both_answer_alike test_a_read_session_alike",
     "client/test_hbase_subscriptions.py": "test_every_kind_of_change_is_in_the_topic_as_hbase_has_it",
     "client/test_library.py": "test_all_of_a_topic_once test_two_readers_of_a_consumer_share",
     "client/test_push.py": "test_files_arrive_byte_for_byte test_logs_of_real_life_arrive_byte_for_byte",

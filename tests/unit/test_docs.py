@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import logferry.client
+import logferry.client.testing
 import pytest
 from logferry.client import events as push_events
 from logferry.client.agent import config as push_config
 from logferry.client.hbase.metrics import Figures, render
 from logferry.client.inputs.listeners import Certificates
+from logferry.client.testing.gateway import CALLS
 from logferry.client.transport.source_request import GatewayAnswer, NextStep, next_step
 from logferry.gateway import log as service_log
 from logferry.gateway.config import Config as GatewayConfig
@@ -220,21 +222,27 @@ def test_the_python_reference_has_every_name_that_the_library_exports() -> None:
     assert [name for name in dir(logferry.client) if not re.search(rf"\b{name}\b", text)] == []
 
 
-@pytest.mark.parametrize("name", ["Writer", "AsyncWriter", "Reader", "AsyncReader", "LogferryHandler"])
+def public(name: str) -> Any:
+    return getattr(logferry.client.testing if name == "FakeGateway" else logferry.client, name)
+
+
+@pytest.mark.parametrize("name", ["Writer", "AsyncWriter", "Reader", "AsyncReader", "LogferryHandler", "FakeGateway"])
 def test_the_python_reference_has_every_constructor_argument_with_its_default(name: str) -> None:
     section = next(text for heading, text in sections(_API) if name in heading.split())
     defaults = {
         argument: inspect.Parameter.empty if shown == "required" else eval(shown.strip("`"), {"logging": logging})
         for argument, shown in _ARGUMENT.findall(section)
     }
-    parameters = inspect.signature(getattr(logferry.client, name)).parameters.values()
+    parameters = inspect.signature(public(name)).parameters.values()
     assert defaults == {parameter.name: parameter.default for parameter in parameters}
 
 
-@pytest.mark.parametrize("name", ["Writer", "AsyncWriter", "Reader", "AsyncReader", "LogferryHandler", "Chunk", "Line"])
+@pytest.mark.parametrize(
+    "name", ["Writer", "AsyncWriter", "Reader", "AsyncReader", "LogferryHandler", "Chunk", "Line", "FakeGateway"]
+)
 def test_the_python_reference_has_every_method_and_field(name: str) -> None:
     section = next(text for heading, text in sections(_API) if name in heading.split())
-    own = [member for member in vars(getattr(logferry.client, name)) if not member.startswith("_")]
+    own = [member for member in vars(public(name)) if not member.startswith("_")]
     assert [member for member in own if f"`{member}" not in section] == []
 
 
@@ -345,3 +353,10 @@ def test_the_page_of_problems_has_every_kind_with_its_status() -> None:
     listed = {kind: (int(cells[0]), cells[1]) for kind, cells in table_rows("problems.md").items()}
     assert listed == PROBLEMS
     assert all(all(cells) for cells in table_rows("problems.md").values())
+
+
+def test_the_python_reference_has_every_call_of_the_fake_gateway() -> None:
+    section = next(text for heading, text in sections(_API) if heading == "FakeGateway")
+    rows = section.partition("| `call` | request |")[2].splitlines()
+    named = [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(CALLS)

@@ -92,6 +92,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "client.writing": ("client", "client.files", "client.transport", "gateway.contract"),
     "client.reading": ("client", "client.transport", "gateway.contract"),
     "client.aio": ("client", "client.transport", "client.reading", "client.writing", "gateway.contract"),
+    # Of "gateway" the table of problems, which is as light as the contract.
+    "client.testing": ("client.reading", "gateway", "gateway.contract"),
     "client.hbase": ("client", "client.transport", "gateway.contract"),
     "client.hbase.wal": ("client", "client.hbase", "client.transport", "gateway.contract"),
     "client": ("client.agent", "client.aio", "client.reading", "client.writing"),
@@ -275,8 +277,9 @@ def test_a_module_has_at_most_400_lines() -> None:
 
 
 def test_a_module_is_named_by_a_noun() -> None:
-    """No gerunds and participles; the folders `parsing`, `planning`, `reading` and `writing` are the field's words."""
-    names = {name.rpartition(".")[2] for name in MODULES} - {"parsing", "planning", "reading", "writing", "forwarding"}
+    """No gerunds and participles; `parsing`, `planning`, `reading`, `testing` and `writing` are the field's words."""
+    field = {"parsing", "planning", "reading", "testing", "writing", "forwarding"}
+    names = {name.rpartition(".")[2] for name in MODULES} - field
     assert {
         name for name in names if name.endswith("ing") and name not in ("chunking", "structured_streaming")
     } == set()
@@ -379,6 +382,13 @@ def test_the_plain_faces_load_nothing_that_is_to_be_installed(name: str) -> None
     program = f"import sys; from logferry.client import {name}; print(*({loaded}))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
+
+
+def test_the_fake_gateway_loads_nothing_that_is_to_be_installed() -> None:
+    program = "import sys, logferry.client.testing; print(*sorted({one.partition('.')[0] for one in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    installed = {"aiohttp", "aiokafka", "cramjam", "msgpack", "multidict", "prometheus_client", "pydantic"}
+    assert installed & {*run.stdout.split()} == set()
 
 
 @pytest.mark.parametrize("name", ["AsyncWriter", "AsyncReader"])

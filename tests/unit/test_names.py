@@ -31,6 +31,7 @@ EXAMPLES = {
     "hourly.py",
     "read_chunks.py",
     "copy_orders.py",
+    "test_orders.py",
     "http_client.py",
     "logferry/__init__.py",
     "quarantine.py",

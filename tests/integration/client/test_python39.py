@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from logferry.client import __version__
+from logferry.client.testing import FakeGateway
 from logferry.ops.runtime.build_pyz import build
 
-from tests.support.fake_gateway import FakeGateway, Served
 from tests.support.interpreters import interpreters, version_of
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,9 @@ CARRIED = [
     *sorted((ROOT / "client" / "inputs").glob("*.py")),
     *sorted((ROOT / "client" / "transport").glob("*.py")),
     *LIBRARY,
+    *sorted((ROOT / "client" / "testing").glob("*.py")),
     ROOT / "gateway" / "__init__.py",
+    ROOT / "gateway" / "errors.py",
     *(ROOT / "gateway" / "contract" / f"{name}.py" for name in ("__init__", "names", "chunk", "syslog_frames")),
 ]
 
@@ -76,15 +78,19 @@ def test_it_sends_files_byte_for_byte(oldest, bare, tmp_path):
     }
     for name, content in logs.items():
         (tmp_path / name).write_bytes(content)
-    gateway = FakeGateway()
-    gateway.faults.extend(["", "cut after", "503", "500 before"])
-    with Served(gateway) as served:
+    with FakeGateway({"t": 1}) as gateway:
+        gateway.drop_answer()
+        gateway.refuse("overloaded")
+        gateway.refuse("outcome-unknown")
         done = run(
-            oldest, bare, "-m", "logferry.client", "--once", "--url", served.url, "--topic", "t", "--host", "h",
+            oldest, bare, "-m", "logferry.client", "--once", "--url", gateway.url, "--topic", "t", "--host", "h",
             "--state-dir", str(tmp_path / "state"), str(tmp_path / "**" / "*.log"),
         )  # fmt: skip
     assert done.returncode == 0, f"{oldest} {version_of(oldest)}: {done.stderr}"
-    assert sorted(stored.content() for stored in gateway.sources.values()) == sorted(logs.values())
+    sent: dict[str, bytes] = {}
+    for chunk in gateway.chunks("t"):
+        sent[chunk.source_id] = sent.get(chunk.source_id, b"") + chunk.data
+    assert sorted(sent.values()) == sorted(logs.values())
     print(f"ran under Python {'.'.join(map(str, version_of(oldest)))} ({oldest})")
 
 
@@ -118,6 +124,32 @@ def test_the_library_writes_and_reads(oldest, bare, workers, topic_name):
     assert done.stdout == " ".join(map(str, expected)) + "\n" + " ".join(map(str, expected)) + "\n"
 
 
+FAKE_PROGRAM = """
+import gzip, sys, threading, urllib.request
+from logferry.client import Reader, Writer
+from logferry.client.testing import FakeGateway
+with FakeGateway({"orders": 2}) as gateway:
+    for fault in (gateway.drop_answer, gateway.drop_request):
+        fault()
+    with Writer(gateway.url, "orders", "a", gzip=True) as writer:
+        writer.write(b"one\\n")
+        writer.write(b"two\\n")
+    for options in ({}, {"consumer": "c"}):
+        with Reader(gateway.url, "orders", follow=False, **options) as reader:
+            print(*(line.data.decode() for line in reader.lines()))
+            if options:
+                reader.commit()
+    print(*(chunk.seqno for chunk in gateway.chunks("orders")), gateway.positions("c"))
+"""
+
+
+def test_the_fake_gateway_needs_nothing_else(oldest, bare):
+    done = run(oldest, bare, "-c", FAKE_PROGRAM)
+    assert (done.returncode, done.stderr) == (0, ""), f"{oldest} {version_of(oldest)}"
+    first, second, rest = done.stdout.splitlines()
+    assert (first, second, rest[:3]) == ("one two", "one two", "1 2")
+
+
 @pytest.fixture(scope="module")
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("dist") / "logferry-push.pyz"
@@ -130,10 +162,9 @@ def test_the_single_file_sends_what_its_toml_file_says_on_every_python_there_is(
     (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
     newest_of_each = {found[:2]: python for python, found in sorted(pythons.items(), key=lambda item: item[1])}
     for minor, python in newest_of_each.items():
-        gateway = FakeGateway()
-        with Served(gateway) as served:
+        with FakeGateway({"t": 1}) as gateway:
             (tmp_path / "push.toml").write_text(
-                f'url = "{served.url}"\nstate_dir = "{tmp_path}/state-{minor[1]}"\n'
+                f'url = "{gateway.url}"\nstate_dir = "{tmp_path}/state-{minor[1]}"\n'
                 f'[[files]]\npaths = "{tmp_path}/*.log"\ntopic = "t"\n'
             )
             done = subprocess.run(
@@ -141,7 +172,7 @@ def test_the_single_file_sends_what_its_toml_file_says_on_every_python_there_is(
                 env={"PATH": os.defpath}, capture_output=True, text=True, timeout=120, cwd="/",
             )  # fmt: skip
         assert done.returncode == 0, f"{python} {minor}: {done.stderr}"
-        assert [stored.content() for stored in gateway.sources.values()] == [b"one\ntwo\n"]
+        assert [chunk.data for chunk in gateway.chunks("t")] == [b"one\ntwo\n"]
     assert newest_of_each
 
 

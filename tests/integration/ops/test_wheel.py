@@ -23,12 +23,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from logferry.client.testing import FakeGateway
 from logferry.ops.cli.main import COMMANDS
 from logferry.ops.stack.kafka_cluster import KafkaCluster
 from logferry.ops.stack.processes import Child, Setting, configuration, free_ports
 from packaging.requirements import Requirement
 
-from tests.support.fake_gateway import FakeGateway, Served
 from tests.support.interpreters import SOURCES, built_wheel, interpreter_of, interpreters
 
 ROOT = Path(__file__).parents[3]
@@ -145,11 +145,10 @@ def test_a_command_names_the_extra_that_it_needs(environments: dict[str, Environ
 def push_a_file(environment: Environment, tmp_path: Path) -> None:
     """By the push-client, to a stand-in for the gateway."""
     (tmp_path / "app.log").write_text("one\ntwo\n")
-    gateway = FakeGateway()
-    with Served(gateway) as served:
-        given = ("--url", served.url, "--topic", "t", "--state-dir", str(tmp_path / "state"))
+    with FakeGateway({"t": 1}) as gateway:
+        given = ("--url", gateway.url, "--topic", "t", "--state-dir", str(tmp_path / "state"))
         environment.run("push", *given, "--once", str(tmp_path / "app.log"))
-    assert [stored.content() for stored in gateway.sources.values()] == [b"one\ntwo\n"]
+    assert [chunk.data for chunk in gateway.chunks("t")] == [b"one\ntwo\n"]
 
 
 @pytest.mark.parametrize("choose", [min, max])
@@ -161,7 +160,8 @@ def test_the_base_pushes_under_the_oldest_and_the_newest_python(
     environment.install("--no-deps", "--no-index", str(wheel))
     assert "usage: logferry" in environment.run("--help")
     push_a_file(environment, tmp_path)
-    run([environment.python, "-c", "from logferry.client import LogferryHandler, Reader, Writer"], tmp_path)
+    imports = "from logferry.client import LogferryHandler, Reader, Writer; import logferry.client.testing"
+    run([environment.python, "-c", imports], tmp_path)
 
 
 @contextmanager
