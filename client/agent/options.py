@@ -32,7 +32,7 @@ _TEXT, _WHOLE, _YES = "a string", "a whole number", "true or false"
 _OF_FILES = {
     "topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_start": _TEXT, "cut_lines": _YES,
     "include_lines": _TEXTS, "exclude_lines": _TEXTS, "encoding": _TEXT, "start_at": _TEXT,
-    "ignore_older_s": _NUMBER,
+    "ignore_older_s": _NUMBER, "format": _TEXT, "line_fields": _TEXT,
 }  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
@@ -209,6 +209,10 @@ def _parser() -> argparse.ArgumentParser:
         " repeat it for others")  # fmt: skip
     add("--encoding", metavar="NAME", help="encoding of the files, if it is not UTF-8 and has one byte for each"
         " character: lines are sent as UTF-8 (default: utf-8)")  # fmt: skip
+    add("--format", choices=("lines", "cri", "docker"), help="form of the files: lines, or what a container runtime"
+        " writes, whose messages are sent (default: lines)")  # fmt: skip
+    add("--line-fields", metavar="NAMES", help="with cri and docker: what is sent before each message, of time and"
+        " stream; '': nothing (default: 'time stream')")  # fmt: skip
     add("--start-at", choices=("beginning", "end"), help="where to begin with files that were there before the client"
         " (default: beginning)")  # fmt: skip
     add("--ignore-older-s", type=float, metavar="S", help="leave out files that were last written longer ago, until"

@@ -30,6 +30,7 @@ from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry, expires_ms
 from logferry.client.files.chunking import FileBatch, Limits
+from logferry.client.files.containers import ContainerRules, container_attributes
 from logferry.client.files.identity import attribute, digest, fingerprint, printable
 from logferry.client.files.rotation import WantedCopy
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
@@ -61,7 +62,9 @@ class FileSource:
         self.unsaved = True
         self.stopped = self._error = ""
         self.why = ""  # it is a new source, or "known"
-        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
+        of_container = container_attributes(entry.path) if isinstance(files.rules, ContainerRules) else {}
+        path = attribute(entry.path)
+        attributes = {"host": printable(config.host), "path": path, **of_container, **files.attributes}
         sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
         limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
         self._batches = BatchReader(entry.source_id, limits, attributes)

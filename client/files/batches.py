@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from logferry.client.events import log_event
 from logferry.client.files.chunking import FileBatch, Limits, Piece, cut, holes, is_inside, line_so_far
+from logferry.client.files.containers import ContainerRules
 from logferry.client.files.identity import digest, grown
 from logferry.client.files.tail import ByteSource
 
@@ -150,6 +151,7 @@ class BatchReader:
         self._attributes = attributes
         self.barren_end = -1  # an end of the file up to which there was no whole line
         self._looked_to = 0
+        self._waits = (-1, 0.0)  # at this position for the end of a container's message, since then
 
     def make_smaller(self) -> bool:
         """The gateway found a chunk too large. False: there are no smaller ones."""
@@ -164,7 +166,7 @@ class BatchReader:
     def next(self, source: ByteSource, now: float, created_ms: int, idle_s: float) -> FileBatch | None:
         """The batch at the position of ``source``; None: there is no whole chunk yet."""
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
-        settled = is_last or (limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S)))
+        settled = is_last or self._is_settled(source, now, idle_s)
         if end <= source.position or (end == self.barren_end and not settled and self.kept is None):
             return None
         kept, self.kept = self.kept, None
@@ -177,11 +179,18 @@ class BatchReader:
             data, pieces = self._cut(source, limits.request_bytes, is_last, settled)
         if not pieces:
             self.barren_end = end
+            self._waits = self._waits if self._waits[0] == source.position else (source.position, now)
             return None
         size = pieces[-1].end
         self._log_holes(source.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
         return FileBatch(source.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
+
+    def _is_settled(self, source: ByteSource, now: float, idle_s: float) -> bool:
+        """More lines of a record, or the end of a container's message, are awaited no longer."""
+        if isinstance(self.limits.rules, ContainerRules):  # it holds up the other stream, which may never be quiet
+            return self._waits[0] == source.position and now - self._waits[1] >= idle_s
+        return self.limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S))
 
     def _cut(self, source: ByteSource, limit: int, is_last: bool, settled: bool) -> tuple[bytes, list[Piece]]:
         """At most ``limit`` bytes from the position on, and how they are cut."""
