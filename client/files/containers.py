@@ -159,7 +159,7 @@ def container_rules(format_name: str, fields: str, lines: LineRules | None) -> C
     """``fields``: names, with blanks between them. Raises ValueError."""
     names = tuple(fields.split())
     if format_name not in FORMS:
-        raise ValueError(f"{format_name!r} is not one of {', '.join(FORMS)}")
+        raise ValueError(f"{format_name!r} is not one of lines, {', '.join(FORMS)}")
     if not set(names) <= set(FIELDS) or len(set(names)) < len(names):
         raise ValueError(f"line_fields {fields!r} has others than {' and '.join(FIELDS)}, or one of them twice")
     if format_name == "docker" and lines is not None and lines.encoding is not None:
