@@ -21,7 +21,7 @@ _BY_LEVEL = {
     """,
     INFO: """
         started stopped source-new source-resumed source-copied source-away source-finished gateway-back
-        data-centre-back state-new credentials-read hbase-serving
+        data-centre-back state-new credentials-read config-read hbase-serving
         hbase-announced-again hbase-tailing folder-polled spool-renewed
     """,
     WARNING: """
@@ -32,7 +32,7 @@ _BY_LEVEL = {
     """,
     ERROR: """
         metrics-unusable file-missing file-unreadable deleted-dropped source-stopped refused gateway-timeout
-        state-corrupt state-unusable state-write-failed credentials-unusable
+        state-corrupt state-unusable state-write-failed credentials-unusable config-unusable
         hbase-not-recorded hbase-wal-gap hbase-wal-passed-over hbase-wal-refused
         spool-write-failed journal-ended journal-cursor-gone
     """,

@@ -8,19 +8,19 @@ what the gateway has recorded.
 from __future__ import annotations
 
 import os
-import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from logferry.client.agent.config import Config, parse
+from logferry.client.agent.config import Config
 from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.looks import raise_file_limit
 from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
 from logferry.client.agent.watch import Watch
-from logferry.client.agent.workers import JobResult, ProbeResult, Signals, Workers
+from logferry.client.agent.workers import GivenConfig, JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
 from logferry.client.files.batches import BatchLayout, InFlightLog
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry, StateUnusable
@@ -269,8 +269,9 @@ def run(
     credentials: Credentials,
     page: MetricsPage | None = None,
     inputs: Inputs | None = None,
+    has_changed: Callable[[], bool] = bool,
 ) -> int:
-    """The main loop; returns the exit status."""
+    """The main loop; returns the exit status. ``has_changed``: asked at SIGHUP; True ends the loop."""
     agent = Agent(config, checkpoint, time.monotonic(), inputs)
     agent.watch.looks.hints.start(workers.wake)
     may_end = config.once or not config.has_files
@@ -285,6 +286,8 @@ def run(
             agent.watch.take_hints(now)
         if now >= next_read or signals.reread:
             is_asked, signals.reread = signals.reread, False
+            if is_asked and has_changed():
+                break
             if is_asked:
                 agent.inputs.reload()
             if credentials.read(is_asked):
@@ -337,28 +340,29 @@ def _end(agent: Agent, config: Config, workers: Workers) -> None:
     agent.close()
 
 
-def _raise_file_limit() -> None:
-    """Every followed file stays open, so that a rotated one can be read to its end."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError) as error:
-        log_event("file-limit", reason=error)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """``logferry push``: returns the exit status."""
-    try:
-        config = parse(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 2
-    if config.status:
-        return show_status(Path(config.state_dir), config.json)
-    set_up(config.verbose)
-    if config.check:
-        return check(config)
-    _raise_file_limit()
-    os.nice(config.nice)
+    with Signals() as signals:
+        try:
+            given = GivenConfig(argv)
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 2
+        if given.config.status:
+            return show_status(Path(given.config.state_dir), given.config.json)
+        set_up(given.config.verbose)
+        if given.config.check:
+            return check(given.config)
+        raise_file_limit()
+        while True:
+            config = given.config
+            exit_status = _serve(config, signals, given.has_changed)
+            if given.config is config:
+                return exit_status
+
+
+def _serve(config: Config, signals: Signals, has_changed: Callable[[], bool]) -> int:
+    """Until the client ends, or is to begin again with another configuration."""
+    os.nice(max(config.nice - os.nice(0), 0))
     page: MetricsPage | None = None
     with ExitStack() as open_ones:
         try:
@@ -381,8 +385,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         credentials = Credentials(clusters, token_files, dialer, config.ca_file)
         workers = Workers(config.threads, clusters, config.gzip, dialer)
         open_ones.callback(workers.close, END_GRACE_S)
-        signals = open_ones.enter_context(Signals(workers.wake))
+        signals.serves(workers.wake)
         topics = " ".join(dict.fromkeys(files.topic for files in config.files))
         urls = " ".join(url for centre in config.data_centres for url in centre.urls)
         log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
-        return run(config, checkpoint, signals, workers, credentials, page, inputs)
+        return run(config, checkpoint, signals, workers, credentials, page, inputs, has_changed)

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
@@ -109,9 +109,12 @@ class Config(NamedTuple):
         return same[0]
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
-    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) after --help."""
-    given = read(argv)
+def parse(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | None = None) -> Config:
+    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) after --help.
+
+    ``refuse``: takes the message, and raises something else.
+    """
+    given = read(argv, refuse)
     try:
         return _config(given)
     except (ValueError, OSError) as error:

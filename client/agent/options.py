@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -75,9 +75,13 @@ class Settings(NamedTuple):
         raise SystemExit(2)
 
 
-def read(argv: Sequence[str] | None = None) -> Settings:
-    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) for --help."""
+def read(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | None = None) -> Settings:
+    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) for --help.
+
+    ``refuse``: takes the message, and raises something else.
+    """
     parser = _parser()
+    refuse = refuse or parser.error
     flags = parser.parse_args(argv)
     values: dict[str, Any] = {}
     tables: dict[str, list[dict[str, Any]]] = {"files": [], "datacenters": [], "inputs": []}
@@ -85,14 +89,14 @@ def read(argv: Sequence[str] | None = None) -> Settings:
         try:
             values, tables = _from_file(flags.config)
         except (OSError, ValueError) as error:
-            parser.error(f"--config {flags.config}: {getattr(error, 'strerror', None) or error}")
+            refuse(f"--config {flags.config}: {getattr(error, 'strerror', None) or error}")
     labels = {name: f"{flags.config}: {name}" for name in values}
     known = {*_OF_ALL, "timeout"}
     given = {name: value for name, value in vars(flags).items() if name in known and value is not None}
     for name in given:
         labels.pop(name, None)
     found = tables["files"], tables["datacenters"], tables["inputs"]
-    return Settings({**values, **given}, labels, *found, flags, parser.error)
+    return Settings({**values, **given}, labels, *found, flags, refuse)
 
 
 def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:

@@ -1,14 +1,14 @@
 """Files that a container runtime writes: their entries → the messages of the container. Pure.
 
-An entry is a line of the file. It holds a message, or a part of one: runtimes part long messages, and some send what has
-no newline yet. Two forms are known:
+An entry is a line of the file. It holds a message, or a part of one: runtimes part long messages, and some write down
+what has no newline yet. Two forms are known:
 
     cri     ``2026-11-22T10:00:00.1Z stdout F message``; ``P`` in place of ``F``: the message continues
     docker  ``{"log":"message\\n","stream":"stdout","time":"2026-11-22T10:00:00.1Z"}``; without the newline it continues
 
-The parts of a message are joined within its stream: stdout and stderr may alternate. Positions in the file stay the
-seqnos. So what is sent of a chunk depends on its bytes alone, and chunks are cut where no message is open. Where that is
-not possible, because a message is too long or its end does not come, the message is parted there: each part is sent as a
+The parts of a message are joined within its stream: stdout and stderr may alternate. The seqnos stay positions in the
+file: what is sent of a chunk depends on its bytes alone, and chunks are cut where no message is open. Where that is not
+possible, because a message is too long or its end does not come, the message is parted there: each part is sent as a
 line, and ``unfinished`` names the streams whose last line in the chunk is such a part.
 
 An entry that is in neither form is sent as it is, and counted in ``malformed``.

@@ -27,6 +27,12 @@ if sys.argv[1:] == ["--version"]:
 
     sys.exit(print("logferry", __version__))
 
+import os
+import signal
+
+if not os.isatty(2):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the modules are loaded; what it asks for is read afterwards
+
 from logferry.client.agent.agent import main
 
 sys.exit(main())

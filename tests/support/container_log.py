@@ -46,7 +46,7 @@ class ContainerLog:
             self.malformed.append(line)
             return line + b"\n"
         size = rng.choice((0, 1, 5, 40, 40, 300))
-        text = b"%d:" % self.serial + (" P ü<\\n\",\"stream\":\" ".encode() * size)[: size * 2]
+        text = b"%d:" % self.serial + (' P ü<\\n","stream":" '.encode() * size)[: size * 2]
         text = text.decode(errors="ignore").encode()
         is_part = rng.random() < (0.5 if stream in self.open else 0.2)
         number, before = self.open.pop(stream, (self.serial, b""))

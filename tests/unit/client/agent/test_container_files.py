@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -32,7 +31,9 @@ class Node:
         self.folder.mkdir(parents=True)
         self.rotations = 0
         self.file = (self.folder / "0.log").open("ab", buffering=0)
-        files = FileGroup((str(root / "pods" / "*" / "*" / "*.log"),), "t", rules=container_rules(form, "time stream", None))
+        files = FileGroup(
+            (str(root / "pods" / "*" / "*" / "*.log"),), "t", rules=container_rules(form, "time stream", None)
+        )
         self.client = Client(root, self.gateway, files=(files,), idle_s=idle_s, **LIMITS)
 
     def write(self, entries: int) -> None:
@@ -163,7 +164,7 @@ def test_the_kubelets_links_lead_to_a_file_that_is_sent_once(tmp_path: Path) -> 
     """``/var/log/containers`` → ``/var/log/pods``, and a pattern for each."""
     node = Node(tmp_path, random.Random(1), "cri", 30.0)
     (tmp_path / "containers").mkdir()
-    os.symlink(node.folder / "0.log", tmp_path / "containers" / f"web-7d_shop_nginx-{'0' * 64}.log")
+    (tmp_path / "containers" / f"web-7d_shop_nginx-{'0' * 64}.log").symlink_to(node.folder / "0.log")
     both = tuple(str(tmp_path / each) for each in ("containers/*.log", "pods/*/*/*.log"))
     node.client.config = node.client.config._replace(
         files=(node.client.config.files[0]._replace(patterns=both, link_roots=(str(tmp_path),)),)

@@ -70,7 +70,9 @@ def test_an_entry_of_docker(line: bytes, expected: tuple[object, ...] | None) ->
     assert docker_entry(line) == expected
 
 
-def chunks(data: bytes, rules: ContainerRules, limits: Limits, flush: bool) -> tuple[list[tuple[bytes, dict[str, str]]], int]:
+def chunks(
+    data: bytes, rules: ContainerRules, limits: Limits, flush: bool
+) -> tuple[list[tuple[bytes, dict[str, str]]], int]:
     """What is sent of each chunk, with its attributes; and how much of the data has to wait."""
     pieces = tuple(cut(data, False, limits, flush))
     end = pieces[-1].end if pieces else 0
@@ -135,7 +137,12 @@ def test_an_entry_that_is_too_long_is_sent_as_it_is() -> None:
 
 def test_malformed_entries_are_kept_and_counted() -> None:
     rules = container_rules("cri", "", LineRules(any_of(["wanted"]), None))
-    data = cri(1, "stdout", b"wan", True) + b"garbage\n\n" + cri(2, "stdout", b"ted", False) + cri(3, "stdout", b"x", False)
+    data = (
+        cri(1, "stdout", b"wan", True)
+        + b"garbage\n\n"
+        + cri(2, "stdout", b"ted", False)
+        + cri(3, "stdout", b"x", False)
+    )
     assert rules.sent(data, True) == (b"garbage\n\nwanted\n", {"filtered": "1", "malformed": "2"})
 
 
