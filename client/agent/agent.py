@@ -353,8 +353,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.config.check:
             return check(given.config)
         raise_file_limit()
+        niceness = 0
         while True:
             config = given.config
+            os.nice(max(config.nice - niceness, 0))
+            niceness = max(config.nice, niceness)
             exit_status = _serve(config, signals, given.has_changed)
             if given.config is config:
                 return exit_status
@@ -362,7 +365,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(config: Config, signals: Signals, has_changed: Callable[[], bool]) -> int:
     """Until the client ends, or is to begin again with another configuration."""
-    os.nice(max(config.nice - os.nice(0), 0))
     page: MetricsPage | None = None
     with ExitStack() as open_ones:
         try:
