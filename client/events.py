@@ -28,7 +28,7 @@ _BY_LEVEL = {
         file-limit nothing-matches file-gone source-over gateway-forgot nul-hole recut smaller gateway-away
         data-centre-left state-copied source-expired link-refused gateway-silent writer-unclosed token-unencrypted
         hbase-refused hbase-call-failed hbase-silent hbase-bulk-load hbase-table-missing
-        hbase-wal-cut hbase-wal-waits hbase-unreported hbase-order-unknown spool-cut spool-left
+        kubelet-unusable hbase-wal-cut hbase-wal-waits hbase-unreported hbase-order-unknown spool-cut spool-left
     """,
     ERROR: """
         metrics-unusable file-missing file-unreadable deleted-dropped source-stopped refused gateway-timeout

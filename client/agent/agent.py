@@ -15,7 +15,6 @@ from pathlib import Path
 
 from logferry.client.agent.config import Config
 from logferry.client.agent.failover import FailoverPolicy
-from logferry.client.agent.looks import raise_file_limit
 from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
@@ -25,10 +24,11 @@ from logferry.client.events import log_event, set_up
 from logferry.client.files.batches import BatchLayout, InFlightLog
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry, StateUnusable
 from logferry.client.files.discover import FileKey
-from logferry.client.files.tail import FileChanged
+from logferry.client.files.tail import FileChanged, raise_file_limit
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer
+from logferry.client.transport.kubelet import PodLabels
 from logferry.client.transport.source_request import NextStep, Outcome, shows_life
 
 REMEMBER_EVERY_S = 5.0
@@ -37,7 +37,7 @@ STATUS_EVERY_S = 5.0
 CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 END_GRACE_S = 5.0
-STALE_S = 1.0
+STALE_S, LABELS_LOOK_S = 1.0, 0.1
 HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 
 
@@ -53,6 +53,7 @@ class Agent:
         self._cuts = InFlightLog(Path(config.state_dir))
         self.chunks = self.bytes = 0
         self.last_progress = now
+        self.pods = None if config.kubelet is None or config.check else PodLabels(config.kubelet)
         self._config = config
         self._checkpoint = checkpoint
         self._away_since: float | None = None
@@ -113,6 +114,9 @@ class Agent:
         without: list[FileSource] = []
         room = self._paced(now, room)
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
+            if self.pods is not None and not source.takes_labels(self.pods, now):
+                self.watch.ready.put(source, now + LABELS_LOOK_S)
+                continue
             self.watch.refresh(source, now, STALE_S)  # before it reports what is in the file
             try:
                 job = source.next_job(now, int(time.time() * 1000), self._config.idle_s)
@@ -245,6 +249,8 @@ class Agent:
         """Closes the files and writes nothing."""
         self.watch.close()
         self._cuts.close()
+        if self.pods is not None:
+            self.pods.close()
 
     def failures(self) -> dict[str, str]:
         """Files and sources that could not be sent, with the reason."""

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
-from logferry.client.files.containers import LEAST_LINE_BYTES, ContainerRules, container_rules
-from logferry.client.files.identity import attribute
+from logferry.client.files.containers import LEAST_LINE_BYTES, ContainerRules, container_attributes, container_rules
+from logferry.client.files.identity import attribute, printable
 from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
 from logferry.client.inputs.inputs import spool_path
 from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
 from logferry.client.transport.connections import Dialer, check_pin, proxies_of
+from logferry.client.transport.kubelet import KubeletSettings
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
@@ -42,6 +43,11 @@ class FileGroup(NamedTuple):
     rules: LineRules | ContainerRules | None = None
     starts_at_end: bool = False
     ignore_older_s: float = 0.0
+
+    def attributes_of(self, host: str, path: str) -> dict[str, str]:
+        """Of the chunks of a file that was first seen under this path."""
+        of_container = container_attributes(path) if isinstance(self.rules, ContainerRules) else {}
+        return {"host": printable(host), "path": attribute(path), **of_container, **self.attributes}
 
 
 class DataCentre(NamedTuple):
@@ -89,6 +95,7 @@ class Config(NamedTuple):
     failover_s: float = 60.0
     failback_s: float = 120.0
     metrics_port: int = 0
+    kubelet: KubeletSettings | None = None
     inputs: tuple[InputSettings, ...] = ()  # the first ``files`` are their spools
 
     @property
@@ -136,6 +143,7 @@ def _config(given: Settings) -> Config:
         state_dir=os.path.abspath(_required(given, "state_dir")),  # noqa: PTH100  (keeps symbolic links)
         host=host,
         inputs=inputs,
+        kubelet=_kubelet(given),
         files=(*_spools(given, inputs), *_files(given, bool(inputs))),
         check=flags.check,
         once=flags.once,
@@ -349,6 +357,17 @@ def _ca_file(given: Settings) -> str | None:
         except (OSError, ssl.SSLError) as error:
             raise ValueError(f"{given.label('ca_file')} {path}: {error.strerror or error}") from None
     return path
+
+
+def _kubelet(given: Settings) -> KubeletSettings | None:
+    """Its files need not be there yet: without labels everything runs."""
+    url, *files = (given.get(name) for name in ("kubelet_url", "kubelet_token_file", "kubelet_ca_file"))
+    if url is None:
+        return None
+    check_url(url, given.label("kubelet_url"))
+    if files[0] is not None and not url.startswith("https:"):
+        raise ValueError(f"{given.label('kubelet_url')} {url!r}: a token goes over https alone")
+    return KubeletSettings(url, *files)
 
 
 # ---- texts and numbers ---------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 from collections.abc import Iterable
 
 from logferry.client.agent.schedule import TimeQueue
@@ -67,15 +66,6 @@ class Looks:
         """It is closed."""
         self.hints.disarm(tail.key)
         self._doubted.discard(tail.key)
-
-
-def raise_file_limit() -> None:
-    """Every followed file stays open, so that a rotated one can be read to its end."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError) as error:
-        log_event("file-limit", reason=error)
 
 
 class DeletedFiles:

@@ -39,6 +39,7 @@ _OF_ALL = {
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_timeout_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
+    "kubelet_url": _TEXT, "kubelet_token_file": _TEXT, "kubelet_ca_file": _TEXT,
     "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
 _OF_INPUTS = {
@@ -236,6 +237,11 @@ def _parser() -> argparse.ArgumentParser:
         " until they are sent; beyond it the oldest are given up (default: 1073741824)")  # fmt: skip
     add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus at"
         " http://127.0.0.1:PORT/metrics; 0: do not (default: 0)")  # fmt: skip
+    add("--kubelet-url", metavar="URL", help="URL of the node's kubelet: with cri and docker the labels of a pod become"
+        " attributes (default: not asked)")  # fmt: skip
+    add("--kubelet-token-file", metavar="FILE", help="file with the token for the kubelet (default: none)")
+    add("--kubelet-ca-file", metavar="FILE", help="PEM file with the authority of the kubelet's certificate (default:"
+        " the system's authorities)")  # fmt: skip
     add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks uncompressed")
     add("-v", "--verbose", action="store_true", help="log every request, too")
     return parser

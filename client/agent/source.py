@@ -30,15 +30,14 @@ from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, BatchReader
 from logferry.client.files.checkpoint import EXPIRED_AFTER_MS, CheckpointEntry, expires_ms
 from logferry.client.files.chunking import FileBatch, Limits
-from logferry.client.files.containers import ContainerRules, container_attributes
-from logferry.client.files.identity import attribute, digest, fingerprint, printable
+from logferry.client.files.identity import digest, fingerprint
 from logferry.client.files.rotation import WantedCopy
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
 from logferry.client.transport.cluster import RETRY_S, pause_s
+from logferry.client.transport.kubelet import PodLabels
 from logferry.client.transport.source_request import FORWARDED_S, NO_ANSWER, GatewayAnswer, NextStep, Outcome, next_step
 
-REFUSED_S = (5.0, 300.0)
-FIGHT_WINDOW_S = 60.0
+REFUSED_S, FIGHT_WINDOW_S = (5.0, 300.0), 60.0
 
 
 class FileSource:
@@ -62,12 +61,9 @@ class FileSource:
         self.unsaved = True
         self.stopped = self._error = ""
         self.why = ""  # it is a new source, or "known"
-        of_container = container_attributes(entry.path) if isinstance(files.rules, ContainerRules) else {}
-        path = attribute(entry.path)
-        attributes = {"host": printable(config.host), "path": path, **of_container, **files.attributes}
         sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
         limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
-        self._batches = BatchReader(entry.source_id, limits, attributes)
+        self._batches = BatchReader(entry.source_id, limits, files.attributes_of(config.host, entry.path))
         self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._session: int | None = None
         self._url: str | None = None
@@ -87,6 +83,10 @@ class FileSource:
     @property
     def name(self) -> str:
         return self.entry.source_id
+
+    def takes_labels(self, pods: PodLabels, now: float) -> bool:
+        """False: those of its pod are asked for, and worth a short wait."""
+        return pods.label(self._batches, now)
 
     # ---- what goes next ----------------------------------------------------------------------------------
 

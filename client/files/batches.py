@@ -148,7 +148,7 @@ class BatchReader:
         self.kept: BatchLayout | None = None
         self._source_id = source_id
         self.limits = limits
-        self._attributes = attributes
+        self.attributes = attributes
         self.barren_end = -1  # an end of the file up to which there was no whole line
         self._looked_to = 0
         self._waits = (-1, 0.0)  # at this position for the end of a container's message, since then
@@ -184,7 +184,7 @@ class BatchReader:
         size = pieces[-1].end
         self._log_holes(source.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
-        return FileBatch(source.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
+        return FileBatch(source.position, sent, tuple(pieces), created_ms, self.attributes, limits.rules)
 
     def _is_settled(self, source: ByteSource, now: float, idle_s: float) -> bool:
         """More lines of a record, or the end of a container's message, are awaited no longer."""
@@ -207,7 +207,7 @@ class BatchReader:
         data = source.read(kept.size) if source.position == kept.start and source.end >= kept.end else b""
         if len(data) < kept.size:
             return None
-        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes, self.limits.rules)
+        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self.attributes, self.limits.rules)
 
     def _log_holes(self, start: int, data: bytes, size: int) -> None:
         """Each once, however often it is read."""

@@ -17,7 +17,6 @@ An entry that is in neither form is sent as it is, and counted in ``malformed``.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -184,5 +183,5 @@ def container_attributes(path: str) -> dict[str, str]:
     if found:
         names = ("pod", "namespace", "container", "container_id")
         return {name: attribute(value) for name, value in zip(names, found.groups())}
-    found = _DOCKER.search(os.path.realpath(path))
+    found = _DOCKER.search(path)
     return {"container_id": found[1]} if found else {}

@@ -13,9 +13,11 @@ read are lost, as they are for every reader of a file that is truncated.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from typing import Protocol
 
+from logferry.client.events import log_event
 from logferry.client.files.discover import FileKey
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, MARKS_BACK, Fingerprint, born_ns, fingerprint, grown
 
@@ -264,3 +266,12 @@ class BufferedRemainder(ByteSource):
             raise FileChanged(f"the gateway is at {position}, kept are {self._start} to {self.end}")
         self.mark = grown(self._start_mark, self._data[: position - self._start])
         self.position = position
+
+
+def raise_file_limit() -> None:
+    """Every followed file stays open, so that a rotated one can be read to its end."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        log_event("file-limit", reason=error)

@@ -91,6 +91,7 @@ _PUSH_DEFAULTS: Final = {
     "files[].format": "top-level `format`",
     "files[].line_fields": "top-level `line_fields`",
     "line_fields": "`time stream`",
+    "kubelet_url": "not asked",
     "datacenters[].name": "host and port of the first URL",
     "datacenters[].urls": "required",
     "datacenters[].token_file": "top-level `token_file`, else `LOGFERRY_TOKEN`",
