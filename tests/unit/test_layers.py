@@ -157,7 +157,7 @@ PURE = (
     "mirror.copy",
     *("loaders.planning", "loaders.parsing.settings", "loaders.parsing.columns", "loaders.parsing.hbase_events"),
     *("client.inputs.syslog_message", "client.inputs.journal_export"),
-    *("client.files.chunking", "client.files.lines", "client.transport.source_request"),
+    *("client.files.chunking", "client.files.containers", "client.files.lines", "client.transport.source_request"),
     *("client.agent.schedule", "client.agent.failover"),
     *("client.writing.send_window", "client.reading.requests"),
     "client.reading.prefetch",

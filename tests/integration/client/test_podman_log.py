@@ -1,4 +1,4 @@
-"""The file that podman writes of a container, in the form that the kubelet's runtimes have, while the client is killed."""
+"""The file that podman writes of a container, in the form of the kubelet's runtimes, while the client is killed."""
 
 from __future__ import annotations
 
