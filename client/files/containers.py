@@ -63,7 +63,7 @@ def docker_entry(line: bytes) -> Entry | None:
 
 
 def _may_be_parted_cri(data: bytes) -> bool:
-    return b" P" in data
+    return b" stdout P" in data or b" stderr P" in data
 
 
 def _may_be_parted_docker(data: bytes) -> bool:
