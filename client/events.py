@@ -21,18 +21,18 @@ _BY_LEVEL = {
     """,
     INFO: """
         started stopped source-new source-resumed source-copied source-away source-finished gateway-back
-        data-centre-back state-new credentials-read hbase-serving
+        data-centre-back state-new credentials-read config-read hbase-serving
         hbase-announced-again hbase-tailing folder-polled spool-renewed
     """,
     WARNING: """
         file-limit nothing-matches file-gone source-over gateway-forgot nul-hole recut smaller gateway-away
         data-centre-left state-copied source-expired link-refused gateway-silent writer-unclosed token-unencrypted
         hbase-refused hbase-call-failed hbase-silent hbase-bulk-load hbase-table-missing
-        hbase-wal-cut hbase-wal-waits hbase-unreported hbase-order-unknown spool-cut spool-left
+        kubelet-unusable hbase-wal-cut hbase-wal-waits hbase-unreported hbase-order-unknown spool-cut spool-left
     """,
     ERROR: """
         metrics-unusable file-missing file-unreadable deleted-dropped source-stopped refused gateway-timeout
-        state-corrupt state-unusable state-write-failed credentials-unusable
+        state-corrupt state-unusable state-write-failed credentials-unusable config-unusable
         hbase-not-recorded hbase-wal-gap hbase-wal-passed-over hbase-wal-refused
         spool-write-failed journal-ended journal-cursor-gone
     """,

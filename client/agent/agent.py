@@ -1,4 +1,4 @@
-"""The push-client's main loop: watch the files, hand requests to threads, apply the answers, save the checkpoint.
+"""What the push-client's main loop does: watch the files, choose requests, apply their answers, save the checkpoint.
 
 Everything but the requests themselves happens in the main thread. Memory is bounded by `held_bytes`, the batches whose
 outcome is awaited; the files are the buffer. A client that is killed at any point resumes from its checkpoint and from
@@ -7,38 +7,32 @@ what the gateway has recorded.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from logferry.client.agent.config import Config, parse
-from logferry.client.agent.failover import FailoverPolicy
+from logferry.client.agent.config import Config
 from logferry.client.agent.file_batches import HeldBatches
 from logferry.client.agent.schedule import PushJob, Throttle
 from logferry.client.agent.source import FileSource
-from logferry.client.agent.status import MetricsPage, check, render_metrics, show_status, write_status
+from logferry.client.agent.status import render_metrics, write_status
 from logferry.client.agent.watch import Watch
-from logferry.client.agent.workers import BodySent, JobResult, ProbeResult, Signals, Workers
-from logferry.client.events import log_event, set_up
+from logferry.client.events import log_event
 from logferry.client.files.batches import InFlightLog, SentBatch
-from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry, StateUnusable
+from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
 from logferry.client.files.discover import FileKey
-from logferry.client.files.tail import FileChanged, raise_file_limit
+from logferry.client.files.tail import FileChanged
 from logferry.client.inputs.inputs import Inputs
-from logferry.client.transport.cluster import Credentials, GatewayCluster
-from logferry.client.transport.connections import Dialer
+from logferry.client.transport.failover import FailoverPolicy
+from logferry.client.transport.kubelet import PodLabels
 from logferry.client.transport.source_request import NextStep, Outcome, shows_life
 
 REMEMBER_EVERY_S = 5.0
 PRESSED_EVERY_S = 0.5
 STATUS_EVERY_S = 5.0
-CREDENTIALS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
-END_GRACE_S = 5.0
-STALE_S = 1.0
+STALE_S, LABELS_LOOK_S = 1.0, 0.1
 HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 
 
@@ -54,6 +48,7 @@ class Agent:
         self._cuts = InFlightLog(Path(config.state_dir))
         self.chunks = self.bytes = 0
         self.last_progress = now
+        self.pods = None if config.kubelet is None or config.check else PodLabels(config.kubelet)
         self._config = config
         self._checkpoint = checkpoint
         self._away_since: float | None = None
@@ -116,6 +111,9 @@ class Agent:
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
             if source in ready:
                 continue  # its own look woke it again
+            if self.pods is not None and not self.pods.label(source.batches.reader, now):
+                self.watch.ready.put(source, now + LABELS_LOOK_S)  # they are asked for, and worth a short wait
+                continue
             self.watch.refresh(source, now, STALE_S)  # before it reports what is in the file
             try:
                 may_run_ahead = self._held.may_run_ahead(one.batches for one in ready)
@@ -262,6 +260,8 @@ class Agent:
         """Closes the files and writes nothing."""
         self.watch.close()
         self._cuts.close()
+        if self.pods is not None:
+            self.pods.close()
 
     def failures(self) -> dict[str, str]:
         """Files and sources that could not be sent, with the reason."""
@@ -276,123 +276,3 @@ class Agent:
             self._unfinished.pop()
         self._unfinished = [source for source in self.watch.sources.values() if not source.is_done()]
         return not self._unfinished
-
-
-def run(
-    config: Config,
-    checkpoint: Checkpoint,
-    signals: Signals,
-    workers: Workers,
-    credentials: Credentials,
-    page: MetricsPage | None = None,
-    inputs: Inputs | None = None,
-) -> int:
-    """The main loop; returns the exit status."""
-    agent = Agent(config, checkpoint, time.monotonic(), inputs)
-    agent.watch.looks.hints.start(workers.wake)
-    may_end = config.once or not config.has_files
-    next_tick = next_read = 0.0
-    exit_status: int | None = None
-    while exit_status is None and not signals.end:
-        now = time.monotonic()
-        if now >= next_tick:
-            agent.tick(now)
-            next_tick = now + config.linger_s
-        elif agent.watch.looks.hints.is_due:
-            agent.watch.take_hints(now)
-        if now >= next_read or signals.reread:
-            is_asked, signals.reread = signals.reread, False
-            if is_asked:
-                agent.inputs.reload()
-            if credentials.read(is_asked):
-                agent.watch.wake_all(now)
-            next_read = now + CREDENTIALS_EVERY_S
-        if page is not None:
-            page.refresh(now, agent.metrics)
-        for source, job in agent.jobs(now, workers.free):
-            workers.start(source, job)
-        dc = agent.centres.probe(now) if workers.may_probe else None
-        if dc is not None:
-            workers.probe(dc)
-        exit_status = _status(agent, config, now) if may_end and agent.inputs.are_over else None
-        result = workers.wait(next_tick - time.monotonic()) if exit_status is None else None
-        if result is not None:
-            _apply(agent, result)
-    _end(agent, config, workers)
-    if exit_status is None:
-        exit_status = 1 if config.once and not agent.is_done() else 0
-    log_event("stopped", status=exit_status, chunks=agent.chunks, bytes=agent.bytes)
-    return exit_status
-
-
-def _apply(agent: Agent, result: JobResult | BodySent | ProbeResult) -> None:
-    if isinstance(result, ProbeResult):
-        agent.centres.record(*result, time.monotonic())
-    elif isinstance(result, BodySent):
-        agent.sent(*result, time.monotonic())
-    else:
-        agent.finish(*result, time.monotonic())
-
-
-def _status(agent: Agent, config: Config, now: float) -> int | None:
-    """With --once, or when all inputs ended: the exit status; None while there is something to send."""
-    if agent.is_done():
-        return 1 if agent.failures() else 0
-    if not config.once or now - agent.last_progress < config.timeout_s:
-        return None
-    log_event("gateway-timeout", seconds=config.timeout_s)
-    return 1 if agent.failures() else 3
-
-
-def _end(agent: Agent, config: Config, workers: Workers) -> None:
-    """Waits a little for the answers under way. The next start asks the gateway about the others."""
-    agent.inputs.close()
-    deadline = time.monotonic() + END_GRACE_S
-    while workers.free < config.threads and time.monotonic() < deadline:
-        result = workers.wait(deadline - time.monotonic())
-        if result is not None:
-            _apply(agent, result)
-    agent.remember(time.monotonic())
-    agent.close()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """``logferry push``: returns the exit status."""
-    try:
-        config = parse(argv)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 2
-    if config.status:
-        return show_status(Path(config.state_dir), config.json)
-    set_up(config.verbose)
-    if config.check:
-        return check(config)
-    raise_file_limit()
-    os.nice(config.nice)
-    page: MetricsPage | None = None
-    with ExitStack() as open_ones:
-        try:
-            checkpoint = Checkpoint.open(Path(config.state_dir))
-            open_ones.callback(checkpoint.close)
-            inputs = Inputs.open(config.inputs, config.state_dir)
-            open_ones.callback(inputs.close)
-            if config.metrics_port:
-                page = MetricsPage(config.metrics_port)
-                open_ones.callback(page.close)
-        except StateUnusable as error:
-            log_event("state-unusable", reason=error)
-            return 2
-        except OSError as error:
-            log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
-            return 2
-        clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
-        dialer = Dialer(config.tls.ca_file, config.pins, config.proxies, config.tls.cert_file, config.tls.key_file)
-        token_files = [centre.token_file for centre in config.data_centres]
-        credentials = Credentials(clusters, token_files, dialer)
-        workers = Workers(config.threads, clusters, config.gzip, dialer)
-        open_ones.callback(workers.close, END_GRACE_S)
-        signals = open_ones.enter_context(Signals(workers.wake))
-        topics = " ".join(dict.fromkeys(files.topic for files in config.files))
-        urls = " ".join(url for centre in config.data_centres for url in centre.urls)
-        log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
-        return run(config, checkpoint, signals, workers, credentials, page, inputs)

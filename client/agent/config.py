@@ -8,21 +8,24 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from logferry.client.agent.options import Settings, read
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
-from logferry.client.files.identity import attribute
+from logferry.client.files.containers import LEAST_LINE_BYTES, ContainerRules, container_attributes, container_rules
+from logferry.client.files.identity import attribute, printable
 from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
 from logferry.client.inputs.inputs import spool_path
 from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
 from logferry.client.transport.connections import TlsFiles, check_pin, proxies_of
+from logferry.client.transport.kubelet import KubeletSettings
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
-OWN_ATTRIBUTES = ("host", "path", "split", "cut", "filtered", "resumed_at")
+OWN_ATTRIBUTES = ("host", "path", "split", "cut", "filtered", "malformed", "unfinished", "resumed_at")
 _T = TypeVar("_T")
 
 
@@ -37,9 +40,14 @@ class FileGroup(NamedTuple):
     cut_lines: bool = False
     link_roots: tuple[str, ...] = ()
     source: str = ""  # of an input: what its source ids begin with, in place of host and path
-    rules: LineRules | None = None
+    rules: LineRules | ContainerRules | None = None
     starts_at_end: bool = False
     ignore_older_s: float = 0.0
+
+    def attributes_of(self, host: str, path: str) -> dict[str, str]:
+        """Of the chunks of a file that was first seen under this path."""
+        of_container = container_attributes(path) if isinstance(self.rules, ContainerRules) else {}
+        return {"host": printable(host), "path": attribute(path), **of_container, **self.attributes}
 
 
 class DataCentre(NamedTuple):
@@ -87,6 +95,7 @@ class Config(NamedTuple):
     failover_s: float = 60.0
     failback_s: float = 120.0
     metrics_port: int = 0
+    kubelet: KubeletSettings | None = None
     inputs: tuple[InputSettings, ...] = ()  # the first ``files`` are their spools
 
     @property
@@ -107,9 +116,12 @@ class Config(NamedTuple):
         return same[0]
 
 
-def parse(argv: Sequence[str] | None = None) -> Config:
-    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) after --help."""
-    given = read(argv)
+def parse(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | None = None) -> Config:
+    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) after --help.
+
+    ``refuse``: takes the message, and raises something else.
+    """
+    given = read(argv, refuse)
     try:
         return _config(given)
     except (ValueError, OSError) as error:
@@ -131,6 +143,7 @@ def _config(given: Settings) -> Config:
         state_dir=os.path.abspath(_required(given, "state_dir")),  # noqa: PTH100  (keeps symbolic links)
         host=host,
         inputs=inputs,
+        kubelet=_kubelet(given),
         files=(*_spools(given, inputs), *_files(given, bool(inputs))),
         check=flags.check,
         once=flags.once,
@@ -241,11 +254,11 @@ def _spools(given: Settings, inputs: Sequence[InputSettings]) -> Iterator[FileGr
         names = ("topic", "attributes", "record_start", "cut_lines")
         own = {name: table[name] for name in names if name in table}
         path = glob.escape(spool_path(state_dir, each.name))
-        group = _group(given, f"inputs[{number}].", {**own, "paths": [path]})
+        group = _group(given, f"inputs[{number}].", {**own, "paths": [path], "format": "lines"})
         attributes = {**group.attributes, "path": attribute(each.name)}
         group = group._replace(source=each.source, exclude=(), attributes=attributes)
         group = group._replace(starts_at_end=False, ignore_older_s=0.0)  # these are about files of others
-        rules = group.rules and group.rules._replace(encoding=None)  # lines of JSON are UTF-8
+        rules = group.rules._replace(encoding=None) if isinstance(group.rules, LineRules) else None  # JSON is UTF-8
         yield group if each.kind == "stdin" else group._replace(record_start=None, cut_lines=False, rules=rules)
 
 
@@ -278,6 +291,8 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
     if start is not None and (include or exclude):
         raise ValueError(f"{label('record_start')}: records are kept whole: leave out include_lines and exclude_lines")
     encoding = _checked(label("encoding"), one_byte_encoding, group.get("encoding", given.get("encoding", "utf-8")))
+    form = group.get("format", given.get("format", "lines"))
+    lines = LineRules(include, exclude, encoding) if include or exclude or encoding else None
     start_at = group.get("start_at", given.get("start_at", "beginning"))
     if start_at not in ("beginning", "end"):
         raise ValueError(f"{label('start_at')} {start_at!r} is neither beginning nor end")
@@ -292,10 +307,25 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
         record_start=None if start is None else _checked(label("record_start"), starts_record, start),
         cut_lines=group.get("cut_lines", given.get("cut_lines", False)),
         link_roots=tuple(os.path.abspath(root) for root in given.get("link_root", ())),  # noqa: PTH100
-        rules=LineRules(include, exclude, encoding) if include or exclude or encoding else None,
+        rules=_checked(label("format"), partial(_rules, given, group, lines), form),
         starts_at_end=start_at == "end",
         ignore_older_s=ignore_older_s,
     )
+
+
+def _rules(
+    given: Settings, group: dict[str, Any], lines: LineRules | None, form: str
+) -> LineRules | ContainerRules | None:
+    def value(name: str, default: Any = None) -> Any:
+        return group.get(name, given.get(name, default))
+
+    if form == "lines":
+        return lines
+    if value("record_start") is not None or value("cut_lines"):
+        raise ValueError("messages are kept whole: leave out record_start and cut_lines")
+    if value("line_bytes", 1 << 20) < LEAST_LINE_BYTES:
+        raise ValueError(f"needs a line_bytes of at least {LEAST_LINE_BYTES}: one line of the runtime may be so long")
+    return container_rules(form, value("line_fields", "time stream"), lines)
 
 
 def _attributes(label: str, attributes: dict[str, str]) -> dict[str, str]:
@@ -330,6 +360,17 @@ def _tls_files(given: Settings) -> TlsFiles:
             why = error.strerror or error
             raise ValueError(f"{given.label(name)} {given.get(name)}: {why}") from None
     return files
+
+
+def _kubelet(given: Settings) -> KubeletSettings | None:
+    """Its files need not be there yet: without labels everything runs."""
+    url, *files = (given.get(name) for name in ("kubelet_url", "kubelet_token_file", "kubelet_ca_file"))
+    if url is None:
+        return None
+    check_url(url, given.label("kubelet_url"))
+    if files[0] is not None and not url.startswith("https:"):
+        raise ValueError(f"{given.label('kubelet_url')} {url!r}: a token goes over https alone")
+    return KubeletSettings(url, *files)
 
 
 # ---- texts and numbers ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from logferry.client.agent.config import Config, FileGroup
 from logferry.client.files.batches import BatchLayout, BatchReader, SentBatch
 from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.chunking import FileBatch, Limits
-from logferry.client.files.identity import attribute, digest, fingerprint, grown, printable
+from logferry.client.files.identity import digest, fingerprint, grown
 from logferry.client.files.tail import ByteSource, FileTail, ReadPlace
 from logferry.client.transport.request_window import RequestWindow, Slot
 
@@ -20,10 +20,9 @@ class FileBatches:
         self, entry: CheckpointEntry, config: Config, files: FileGroup, window: RequestWindow[FileBatch]
     ) -> None:
         self.window = window
-        attributes = {"host": printable(config.host), "path": attribute(entry.path), **files.attributes}
         sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
         limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
-        self.reader = BatchReader(entry.source_id, limits, attributes)
+        self.reader = BatchReader(entry.source_id, limits, files.attributes_of(config.host, entry.path))
         self._entry = entry
 
     @property

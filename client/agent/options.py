@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,7 +32,7 @@ _TEXT, _WHOLE, _YES = "a string", "a whole number", "true or false"
 _OF_FILES = {
     "topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_start": _TEXT, "cut_lines": _YES,
     "include_lines": _TEXTS, "exclude_lines": _TEXTS, "encoding": _TEXT, "start_at": _TEXT,
-    "ignore_older_s": _NUMBER,
+    "ignore_older_s": _NUMBER, "format": _TEXT, "line_fields": _TEXT,
 }  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
@@ -40,6 +40,7 @@ _OF_ALL = {
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_timeout_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
+    "kubelet_url": _TEXT, "kubelet_token_file": _TEXT, "kubelet_ca_file": _TEXT,
     "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
 _OF_INPUTS = {
@@ -76,9 +77,13 @@ class Settings(NamedTuple):
         raise SystemExit(2)
 
 
-def read(argv: Sequence[str] | None = None) -> Settings:
-    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) for --help."""
+def read(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | None = None) -> Settings:
+    """Raises SystemExit(2) after a message that names the option or the key of the file; SystemExit(0) for --help.
+
+    ``refuse``: takes the message, and raises something else.
+    """
     parser = _parser()
+    refuse = refuse or parser.error
     flags = parser.parse_args(argv)
     values: dict[str, Any] = {}
     tables: dict[str, list[dict[str, Any]]] = {"files": [], "datacenters": [], "inputs": []}
@@ -86,14 +91,14 @@ def read(argv: Sequence[str] | None = None) -> Settings:
         try:
             values, tables = _from_file(flags.config)
         except (OSError, ValueError) as error:
-            parser.error(f"--config {flags.config}: {getattr(error, 'strerror', None) or error}")
+            refuse(f"--config {flags.config}: {getattr(error, 'strerror', None) or error}")
     labels = {name: f"{flags.config}: {name}" for name in values}
     known = {*_OF_ALL, "timeout"}
     given = {name: value for name, value in vars(flags).items() if name in known and value is not None}
     for name in given:
         labels.pop(name, None)
     found = tables["files"], tables["datacenters"], tables["inputs"]
-    return Settings({**values, **given}, labels, *found, flags, parser.error)
+    return Settings({**values, **given}, labels, *found, flags, refuse)
 
 
 def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
@@ -212,6 +217,10 @@ def _parser() -> argparse.ArgumentParser:
         " repeat it for others")  # fmt: skip
     add("--encoding", metavar="NAME", help="encoding of the files, if it is not UTF-8 and has one byte for each"
         " character: lines are sent as UTF-8 (default: utf-8)")  # fmt: skip
+    add("--format", choices=("lines", "cri", "docker"), help="form of the files: lines, or what a container runtime"
+        " writes, whose messages are sent (default: lines)")  # fmt: skip
+    add("--line-fields", metavar="NAMES", help="with cri and docker: what is sent before each message, of time and"
+        " stream; '': nothing (default: 'time stream')")  # fmt: skip
     add("--start-at", choices=("beginning", "end"), help="where to begin with files that were there before the client"
         " (default: beginning)")  # fmt: skip
     add("--ignore-older-s", type=float, metavar="S", help="leave out files that were last written longer ago, until"
@@ -231,6 +240,11 @@ def _parser() -> argparse.ArgumentParser:
         " until they are sent; beyond it the oldest are given up (default: 1073741824)")  # fmt: skip
     add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus at"
         " http://127.0.0.1:PORT/metrics; 0: do not (default: 0)")  # fmt: skip
+    add("--kubelet-url", metavar="URL", help="URL of the node's kubelet: with cri and docker the labels of a pod become"
+        " attributes (default: not asked)")  # fmt: skip
+    add("--kubelet-token-file", metavar="FILE", help="file with the token for the kubelet (default: none)")
+    add("--kubelet-ca-file", metavar="FILE", help="PEM file with the authority of the kubelet's certificate (default:"
+        " the system's authorities)")  # fmt: skip
     add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks uncompressed")
     add("-v", "--verbose", action="store_true", help="log every request, too")
     return parser

@@ -24,7 +24,6 @@ import random
 from contextlib import suppress
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.file_batches import FileBatches
 from logferry.client.agent.schedule import NEVER, HeartbeatReport, HeartbeatSchedule, PushJob, SourceStatus, WaitClock
 from logferry.client.events import log_event
@@ -34,11 +33,11 @@ from logferry.client.files.identity import digest, fingerprint
 from logferry.client.files.rotation import WantedCopy
 from logferry.client.files.tail import BufferedRemainder, ByteSource, FileChanged, FileTail
 from logferry.client.transport.cluster import RETRY_S
+from logferry.client.transport.failover import FailoverPolicy
 from logferry.client.transport.request_window import RequestWindow
 from logferry.client.transport.source_request import GatewayAnswer, NextStep, Outcome, next_step
 
-REFUSED_S = (5.0, 300.0)
-FIGHT_WINDOW_S = 60.0
+REFUSED_S, FIGHT_WINDOW_S = (5.0, 300.0), 60.0
 
 
 class FileSource:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from logferry.client.agent.config import Config
-from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.schedule import SourceStatus
 from logferry.client.agent.watch import Watch
 from logferry.client.events import log_event
@@ -29,6 +28,7 @@ from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, ow
 from logferry.client.files.discover import left_out
 from logferry.client.files.rotation import CompressedFile
 from logferry.client.inputs.inputs import Inputs
+from logferry.client.transport.failover import FailoverPolicy
 from logferry.client.transport.metrics_page import MetricsServer
 from logferry.gateway.contract.names import visible
 

@@ -12,7 +12,6 @@ import os
 import time
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.looks import DeletedFiles, Looks
 from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.search import Search
@@ -24,6 +23,7 @@ from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
 from logferry.client.inputs.inputs import Inputs
+from logferry.client.transport.failover import FailoverPolicy
 
 
 class Watch:

@@ -1,6 +1,6 @@
 """The threads that carry requests of sources, each over its own connections. The main thread does everything else.
 
-`Signals` is what the main thread is asked from outside.
+`Signals` is what the main thread is asked from outside, `GivenConfig` what it reads again then.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import signal
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, NoReturn, Union
 
+from logferry.client.agent.config import Config, parse
 from logferry.client.agent.schedule import PushJob
 from logferry.client.agent.source import FileSource
+from logferry.client.events import log_event
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.connections import ANSWER_TIMEOUT_S, Connections, Dialer, NoResponse, Reply
 from logferry.client.transport.source_request import Outcome, SourceAddress, SourceRequest
@@ -30,17 +32,29 @@ _Exchange = Callable[..., Reply]  # url, headers, body, method; and what to call
 
 
 class Signals:
-    """``end``: SIGTERM or SIGINT came; ``reread``: SIGHUP. From a terminal, a hangup still ends the client."""
+    """``end``: SIGTERM or SIGINT came; ``reread``: SIGHUP. From a terminal, a hangup still ends the client.
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    SIGHUP is noted from the beginning on, the others while the client `serves`.
+    """
+
+    def __init__(self) -> None:
         self.end = self.reread = False
-        self._wake = wake
+        self._wake: Callable[[], None] = lambda: None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        wanted = [signal.SIGTERM, signal.SIGINT, *([] if os.isatty(2) else [signal.SIGHUP])]
-        self._before = {number: signal.signal(number, self._handle) for number in wanted}
+        if not os.isatty(2):
+            self._take(signal.SIGHUP)
         return self
+
+    def serves(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called after each signal."""
+        self._wake = wake
+        self._take(signal.SIGTERM)
+        self._take(signal.SIGINT)
+
+    def _take(self, number: int) -> None:
+        self._before.setdefault(number, signal.signal(number, self._handle))
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -52,6 +66,38 @@ class Signals:
         else:
             self.end = True
         self._wake()
+
+
+class GivenConfig:
+    """``config``: by the command line and the file that it names. Raises as `parse`."""
+
+    def __init__(self, argv: Sequence[str] | None = None) -> None:
+        self._argv = argv
+        self.config = parse(argv)
+
+    def has_changed(self) -> bool:
+        """Reads all of it again. One with an error is logged, and the one before stays in use."""
+        try:
+            config = parse(self._argv, _raise)
+            if any(each.kind == "stdin" for each in self.config.inputs) and _lasting(config) != _lasting(self.config):
+                raise ValueError("standard input cannot be begun again: restart the client")
+        except (ValueError, OSError) as error:
+            log_event("config-unusable", reason=error)
+            return False
+        if _lasting(config) == _lasting(self.config):
+            return False
+        log_event("config-read")
+        self.config = config
+        return True
+
+
+def _raise(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+def _lasting(config: Config) -> Config:
+    """Without the tokens, which are read again by themselves."""
+    return config._replace(data_centres=tuple(centre._replace(token=None) for centre in config.data_centres))
 
 
 class Pusher:

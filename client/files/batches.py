@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from logferry.client.events import log_event
 from logferry.client.files.chunking import FileBatch, Limits, Piece, cut, holes, is_inside, line_so_far
+from logferry.client.files.containers import ContainerRules
 from logferry.client.files.identity import digest, grown
 from logferry.client.files.tail import ByteSource, ReadPlace
 
@@ -182,9 +183,10 @@ class BatchReader:
         self.kept: list[BatchLayout] = []
         self._source_id = source_id
         self.limits = limits
-        self._attributes = attributes
+        self.attributes = attributes
         self._barren = (-1, -1)  # between these positions there was no whole line
         self._looked_to = 0
+        self._waits = (-1, 0.0)  # at this position for the end of a container's message, since then
 
     def make_smaller(self) -> bool:
         """The gateway found a chunk too large. False: there are no smaller ones."""
@@ -205,7 +207,7 @@ class BatchReader:
     ) -> FileBatch | None:
         """The batch at ``place``; None: there is no whole chunk yet. ``ahead``: so many are under way before it."""
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
-        settled = is_last or (limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S)))
+        settled = is_last or self._is_settled(source, place, now, idle_s)
         if end <= place.position or ((place.position, end) == self._barren and not settled and not self.kept):
             return None
         batch = self._cut_alike(source, place)
@@ -218,12 +220,19 @@ class BatchReader:
             data, pieces = self._cut(source, place, limits.request_bytes, is_last, settled)
         if not pieces:
             self._barren = place.position, end
+            self._waits = self._waits if self._waits[0] == place.position else (place.position, now)
             return None
         size = pieces[-1].end
         self.kept.clear()
         self._log_holes(place.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
-        return FileBatch(place.position, sent, tuple(pieces), created_ms, self._attributes, limits.rules)
+        return FileBatch(place.position, sent, tuple(pieces), created_ms, self.attributes, limits.rules)
+
+    def _is_settled(self, source: ByteSource, place: ReadPlace, now: float, idle_s: float) -> bool:
+        """More lines of a record, or the end of a container's message, are awaited no longer."""
+        if isinstance(self.limits.rules, ContainerRules):  # it holds up the other stream, which may never be quiet
+            return self._waits[0] == place.position and now - self._waits[1] >= idle_s
+        return self.limits.record_start is not None and source.is_last(now, min(idle_s, RECORD_WAIT_S))
 
     def _cut(
         self, source: ByteSource, place: ReadPlace, limit: int, is_last: bool, settled: bool
@@ -249,7 +258,7 @@ class BatchReader:
         if len(data) < kept.size:
             return None
         del self.kept[0]
-        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self._attributes, self.limits.rules)
+        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self.attributes, self.limits.rules)
 
     def _log_holes(self, start: int, data: bytes, size: int) -> None:
         """Each once, however often it is read."""

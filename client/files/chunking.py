@@ -15,6 +15,8 @@ With a ``record_start`` a *record* takes the place of a line: a line that matche
 that do not. Its end is known only when the next record begins. If none comes, the record is sent without ``split``
 after a short time, and late lines of it follow as ``last``.
 
+Of a container's file a chunk holds whole messages, whose parts are joined (see `containers`).
+
 With ``cut_lines`` a line longer than ``line_bytes`` keeps its first ``line_bytes`` and its newline. The omitted bytes
 still count in the seqnos, which are positions in the file; the attribute ``cut`` of the chunk gives their number. So
 do lines that are left out by a rule, which ``filtered`` counts: their chunk is sent without them, empty if need be.
@@ -28,6 +30,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from logferry.client.files.containers import ContainerRules
 from logferry.client.files.lines import LineRules
 from logferry.gateway.contract.chunk import Chunk, pack_head
 
@@ -42,7 +45,7 @@ class Limits(NamedTuple):
     request_bytes: int
     record_start: re.Pattern[bytes] | None = None
     cut_lines: bool = False
-    rules: LineRules | None = None
+    rules: LineRules | ContainerRules | None = None
 
     def smaller(self) -> Limits:
         """The limits after "too large"; the same if there are no smaller ones."""
@@ -104,6 +107,8 @@ def cut(data: bytes, inside: bool, limits: Limits, flush: bool, line_so_far: int
             piece = _record(data, begin, whole_lines, inside, limits.record_start, limits, flush)
         elif inside:
             piece = _rest_of_line(data, begin, limits, flush)
+        elif isinstance(limits.rules, ContainerRules):
+            piece = _messages(data, begin, limits, limits.rules, flush)
         else:
             piece = _lines(data, begin, limits, flush)
         if piece is None:
@@ -135,6 +140,17 @@ def _lines(data: bytes, begin: int, limits: Limits, flush: bool) -> Piece | None
     if len(data) - begin >= limits.line_bytes:
         return Piece(begin, begin + limits.line_bytes, "first")
     return Piece(begin, len(data), "open") if flush else None
+
+
+def _messages(data: bytes, begin: int, limits: Limits, rules: ContainerRules, flush: bool) -> Piece | None:
+    """Whole messages; or what is there of one that is too long, or has to be sent without its end."""
+    end = rules.messages_end(data, begin, limits.chunk_bytes, limits.line_bytes)
+    if end:
+        return Piece(begin, end, None)
+    end = data.rfind(b"\n", begin, begin + limits.line_bytes) + 1
+    if end:
+        return Piece(begin, end, None) if flush or len(data) - begin >= limits.line_bytes else None
+    return _lines(data, begin, limits, flush)
 
 
 def _record(
@@ -172,7 +188,7 @@ class FileBatch(NamedTuple):
     pieces: tuple[Piece, ...]
     created_ms: int
     attributes: dict[str, str]
-    rules: LineRules | None = None
+    rules: LineRules | ContainerRules | None = None
 
     @property
     def end(self) -> int:
@@ -203,9 +219,8 @@ class FileBatch(NamedTuple):
                 parts = [view[piece.begin : piece.begin + piece.keep], view[newline : piece.end]]
                 attributes = {**attributes, "cut": str(left)} if left else attributes
             if self.rules is not None:
-                sent, count = self.rules.sent(b"".join(parts), piece.split is None)
-                parts = [memoryview(sent)]
-                attributes = {**attributes, "filtered": str(count)} if count else attributes
+                sent, told = self.rules.sent(b"".join(parts), piece.split is None)
+                parts, attributes = [memoryview(sent)], {**attributes, **told}
             yield (
                 Chunk(
                     seqno=self.start + piece.end,

@@ -19,18 +19,18 @@ class LineRules(NamedTuple):
     exclude: re.Pattern[bytes] | None = None
     encoding: str | None = None
 
-    def sent(self, data: bytes, is_whole: bool) -> tuple[bytes, int]:
-        """What is sent of the lines, and how many are left out."""
+    def sent(self, data: bytes, is_whole: bool) -> tuple[bytes, dict[str, str]]:
+        """What is sent of the lines, and the attribute that counts those that are left out, if there are any."""
         if self.encoding is not None:
             data = data.decode(self.encoding, "replace").encode()
         if not is_whole or (self.include is None and self.exclude is None):
-            return data, 0
+            return data, {}
         lines = data.split(b"\n")
         last = lines.pop()
         kept = [line for line in lines if self._is_wanted(line)]
         if len(kept) == len(lines):
-            return data, 0
-        return b"".join(line + b"\n" for line in kept) + last, len(lines) - len(kept)
+            return data, {}
+        return b"".join(line + b"\n" for line in kept) + last, {"filtered": str(len(lines) - len(kept))}
 
     def _is_wanted(self, line: bytes) -> bool:
         if self.include is not None and not self.include.search(line):

@@ -65,7 +65,7 @@ class ConsoleApi:
         return web.Response(body=body, headers=headers)
 
     async def get_page(self, call: Call) -> web.StreamResponse:
-        """The files' addresses are relative to the page's, so it needs its slash. A proxy may have a prefix for both."""
+        """The page's files have addresses relative to it, so it needs its slash. A proxy may put a prefix before."""
         call.knows_only()
         return web.Response(status=307, headers={**_HEADERS, "Location": "console/"})
 

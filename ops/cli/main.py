@@ -44,7 +44,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("logferry.ops.demo.command", "ops", "the full pipeline, with kills and a final audit", _DEMO),
     "up": Command("logferry.ops.commands.up", "ops", "a local stack: Kafka, gateways, mirrors", _DEMO),
-    "push": Command("logferry.client.agent.agent", "", "follow log files and send them to a gateway", _CLIENTS),
+    "push": Command("logferry.client.agent.main", "", "follow log files and send them to a gateway", _CLIENTS),
     "hbase": Command("logferry.ops.commands.hbase", "hbase", "write the changes of HBase tables to a topic", _CLIENTS),
     "read": Command("logferry.ops.commands.read", "ops", "write the chunks of a topic to standard output", _CLIENTS),
     "query": Command("logferry.ops.commands.query", "query", "SQL over a table and records not loaded yet", _CLIENTS),

@@ -27,7 +27,13 @@ if sys.argv[1:] == ["--version"]:
 
     sys.exit(print("logferry", __version__))
 
-from logferry.client.agent.agent import main
+import os
+import signal
+
+if not os.isatty(2):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while the modules are loaded; what it asks for is read afterwards
+
+from logferry.client.agent.main import main
 
 sys.exit(main())
 """

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 import uvloop
 from logferry.client.agent.config import Config, DataCentre, FileGroup
-from logferry.client.agent.failover import FailoverPolicy
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.workers import Pusher
 from logferry.client.files.checkpoint import CheckpointEntry
@@ -31,6 +30,7 @@ from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.tail import FileTail
 from logferry.client.transport.cluster import GatewayCluster
 from logferry.client.transport.connections import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, NoResponse, Reply
+from logferry.client.transport.failover import FailoverPolicy
 from logferry.client.transport.source_request import Outcome, SourceRequest, shows_life
 from logferry.ops.bench.harness.figures import Figure, Side
 from logferry.ops.bench.harness.gateways import gateway_pids, make_topic, running_stack

@@ -194,7 +194,7 @@ def test_the_single_file_knows_its_version(oldest, pyz):
 
 def test_it_loads_little(oldest, bare):
     """Its start takes a tenth of a second; the modules named here would each add to that, and to its memory."""
-    code = "import sys, logferry.client.agent.agent; print(*sorted(sys.modules))"
+    code = "import sys, logferry.client.agent.main; print(*sorted(sys.modules))"
     loaded = set(run(oldest, bare, "-c", code).stdout.split())
     assert "logferry.client.agent.watch" in loaded
     slow = {"asyncio", "urllib.request", "multiprocessing", "typing_extensions", "subprocess", "unittest"}

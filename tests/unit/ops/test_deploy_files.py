@@ -27,6 +27,7 @@ TESTED: Final = {
     "compose/prometheus.yaml": "integration/ops/test_compose_processes.py test_the_services_run_as_they_are_described",
     "compose/grafana-*.yaml": "unit/ops/test_compose.py test_grafana_finds_its_source_and_the_dashboards",
     "grafana/*.json": "integration/ops/test_prometheus.py test_every_panel_has_data",
+    "kubernetes/labels/*.yaml": "unit/ops/test_kubernetes.py test_labels_of_pods_take_one_right",
     "kubernetes/kustomization.yaml": "unit/ops/test_kubernetes.py test_kustomize_builds_them",
     "kubernetes/*.yaml": "unit/ops/test_kubernetes.py test_kubernetes_takes_the_object",
     "kubernetes/gateway.toml": "unit/ops/test_kubernetes.py test_a_service_is_served_at_the_port_of_its_configuration",

@@ -14,10 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certifi
 import kubernetes_validate
 import pytest
 import yaml
+from logferry.client.agent.config import parse
 from logferry.client.agent.options import read
+from logferry.client.files.containers import ContainerRules
 from logferry.gateway.config import ServiceConfig
 from logferry.gateway.config import load as load_gateway
 from logferry.gateway.delivery.config import load as load_deliver
@@ -126,6 +129,7 @@ def test_the_gateway_forwards_to_its_pods_alone() -> None:
 
 
 def test_the_loader_and_the_push_client_take_their_files(tmp_path: Path) -> None:
+    (token := tmp_path / "token").write_text("t")
     assert [str(table.path) for table in load_config(FOLDER / "load.toml").tables] == ["s3://warehouse/nginx"]
     [container] = PODS["DaemonSet/logferry-push"]["containers"]
     arguments = [str(FOLDER / "push.toml") if one.endswith("push.toml") else one for one in container["args"]]
@@ -133,6 +137,8 @@ def test_the_loader_and_the_push_client_take_their_files(tmp_path: Path) -> None
     assert given.get("host") == "$(NODE)"
     assert given.get("state_dir") in [mount["mountPath"] for mount in container["volumeMounts"]]
     assert given.files[0]["paths"][0].startswith("/var/log/pods/")
+    config = parse([*arguments, "--token-file", str(token), "--ca-file", certifi.where()])
+    assert isinstance(config.files[0].rules, ContainerRules)
 
 
 CONTAINERFILE = (FOLDER.parent / "Containerfile").read_text(encoding="utf-8")
@@ -225,6 +231,41 @@ def test_the_cron_job_gives_up_where_an_operator_must_act() -> None:
     assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [EXIT_REFUSED, EXIT_USAGE])
     assert rule["onExitCodes"]["containerName"] == container["name"]
     assert job["template"]["spec"]["restartPolicy"] == "Never", "else its kubelet restarts the container first"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_labels_of_pods_take_one_right(tmp_path: Path) -> None:
+    """The component: the push-client's pod gets a token that may read the pods of a kubelet, and nothing else does."""
+    shutil.copytree(FOLDER, tmp_path / "base")
+    (tmp_path / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
+        "resources: [base/push.yaml]\ncomponents: [base/labels]\n"
+    )
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = {one["kind"]: one for one in yaml.safe_load_all(built.stdout)}
+    for version in VERSIONS:
+        for one in found.values():
+            kubernetes_validate.validate(one, version, strict=True)
+    assert found["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"]}]
+    account = found["ServiceAccount"]["metadata"]
+    assert found["ClusterRoleBinding"]["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+    assert found["ClusterRoleBinding"]["roleRef"]["name"] == found["ClusterRole"]["metadata"]["name"]
+    pod = pod_of(found["DaemonSet"])
+    assert pod is not None
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (account["name"], False)
+    (container,) = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_READ_SEARCH"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == ["/var/lib/logferry-push"]
+    assert {name["name"] for name in container["env"]} == {"NODE", "NODE_IP"}
+    given = read([one.replace("=/etc/logferry", f"={FOLDER}") for one in container["args"]])
+    assert given.get("kubelet_url") == "https://$(NODE_IP):10250"
+    assert given.get("kubelet_token_file") == "/run/secrets/kubelet/token"
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from logferry.client.agent import agent as agent_module
 from logferry.client.agent.config import DataCentre
+from logferry.client.agent.main import main
 from logferry.client.files.identity import HEAD_BYTES
 from logferry.client.transport.connections import NoResponse
 
@@ -327,11 +328,11 @@ def test_what_a_copy_has_is_sent_as_it_was_cut(client: Any, both: Any) -> None:
 def test_the_status_says_where_it_is_and_why(client: Any, both: Any, capsys: pytest.CaptureFixture[str]) -> None:
     moves_to_the_second(client, both)
     client.step(5.0)
-    assert agent_module.main(["--status", "--state-dir", str(client.root / "state")]) == 0
+    assert main(["--status", "--state-dir", str(client.root / "state")]) == 0
     said = capsys.readouterr().out
     assert "writes to the data centre second, for " in said
     assert "s: nothing of first has worked for 60 s\n    first: nothing has worked for " in said
-    agent_module.main(["--status", "--json", "--state-dir", str(client.root / "state")])
+    main(["--status", "--json", "--state-dir", str(client.root / "state")])
     assert json.loads(capsys.readouterr().out)["data_centre"]["here"] == "second"
 
 

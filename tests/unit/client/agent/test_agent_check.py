@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.client.agent import agent
+from logferry.client.agent.main import main
 from logferry.client.files.checkpoint import FILE, Checkpoint, CheckpointEntry
 from logferry.client.files.identity import fingerprint
 
@@ -20,7 +20,7 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     def run(*patterns: str, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
         globs = [str(tmp_path / pattern) for pattern in patterns or ("*",)]
         where = ("--url", "http://127.0.0.1:1", "--topic", "t", "--state-dir", str(tmp_path / "state"))
-        status = agent.main([*where, "--host", "h", "--check", *options, *globs])
+        status = main([*where, "--host", "h", "--check", *options, *globs])
         return status, capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
 
     return run

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.client.agent import agent
 from logferry.client.agent.config import parse
+from logferry.client.agent.main import main
 
 GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
 
@@ -43,12 +43,12 @@ GOOD = ["--url", "http://h:1", "--topic", "t", "--state-dir", "s", "*.log"]
     ],
 )
 def test_wrong_use(argv: Any, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert agent.main(argv) == 2
+    assert main(argv) == 2
     assert said in capsys.readouterr().err
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert agent.main(["--help"]) == 0
+    assert main(["--help"]) == 0
     assert "logferry push --url http://" in capsys.readouterr().out
 
 
@@ -66,7 +66,7 @@ def test_what_is_given_and_what_is_not(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("content", [b"", b"a b", b"a\nb", b"\xff"])
 def test_a_token_file_without_a_token(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_bytes(content)
-    assert agent.main([*GOOD, "--token-file", str(tmp_path / "token")]) == 2
+    assert main([*GOOD, "--token-file", str(tmp_path / "token")]) == 2
     assert "--token-file" in capsys.readouterr().err
 
 
@@ -79,7 +79,7 @@ def test_the_token_of_the_environment_gives_way_to_the_file(
     (tmp_path / "token").write_text("two")
     assert parse([*GOOD, "--token-file", str(tmp_path / "token")]).data_centres[0].token == "two"
     monkeypatch.setenv("LOGFERRY_TOKEN", "o ne")
-    assert agent.main(GOOD) == 2
+    assert main(GOOD) == 2
     said = capsys.readouterr().err
     assert "LOGFERRY_TOKEN" in said
     assert "o ne" not in said

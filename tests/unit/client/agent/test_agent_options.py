@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logferry.client.agent import agent
 from logferry.client.agent.config import DataCentre, FileGroup, parse
+from logferry.client.agent.main import main
 
 WHOLE = """
 url = ["https://gw1:8443", "https://gw2:8443"]
@@ -154,7 +154,7 @@ FILES = '[[files]]\npaths = "/a"\n'
 def test_what_is_wrong_is_named_with_its_place(
     written: Any, text: Any, more: Any, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert agent.main([*written(text), *more]) == 2
+    assert main([*written(text), *more]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -167,7 +167,7 @@ def test_a_python_without_toml_says_what_would_help(
     monkeypatch.setattr("importlib.import_module", nothing)
     given = written(BASE + FILES)
     with monkeypatch.context():
-        assert agent.main(given) == 2
+        assert main(given) == 2
     assert "logferry-push.pyz" in capsys.readouterr().err
 
 

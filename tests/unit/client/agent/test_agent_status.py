@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 import pytest
-from logferry.client.agent import agent
 from logferry.client.agent.agent import STATUS_EVERY_S
+from logferry.client.agent.main import main
 from logferry.client.agent.status import FILE
 
 
@@ -25,7 +25,7 @@ def rows(client: Any) -> Any:
 
 
 def shown(client: Any, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
-    status = agent.main(["--status", "--state-dir", str(client.root / "state"), *options])
+    status = main(["--status", "--state-dir", str(client.root / "state"), *options])
     return status, capsys.readouterr().out.replace(f"{client.root}/", "")
 
 

@@ -26,7 +26,7 @@ def line(number: int) -> bytes:
 
 
 def wanted(content: bytes) -> bytes:
-    kept = [each for each in content.splitlines(keepends=True) if WARNINGS.sent(each, True)[1] == 0]
+    kept = [each for each in content.splitlines(keepends=True) if WARNINGS.sent(each, True)[1] == {}]
     return b"".join(kept)
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from logferry.client.agent.agent import run
+from logferry.client.agent.main import run
 from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from logferry.client.agent.config import Config, parse
+from logferry.client.files.containers import ContainerRules
+from logferry.client.files.lines import LineRules
 
 BASE = ["--url", "http://g:1", "--topic", "t", "--host", "h"]
 
@@ -62,8 +64,15 @@ def test_settings_of_files_leave_nothing_of_an_input_out(tmp_path: Path) -> None
         (False, 0.0),
         (True, 9.0),
     ]
-    assert [each.rules and each.rules.encoding for each in (stdin, journal, files)] == ["latin-1", None, "latin-1"]
-    assert all(each.rules and each.rules.exclude for each in (stdin, journal, files))
+    rules = [each.rules for each in (stdin, journal, files) if isinstance(each.rules, LineRules)]
+    assert [each.encoding for each in rules] == ["latin-1", None, "latin-1"]
+    assert all(each.exclude for each in rules)
+
+
+def test_the_form_of_files_is_not_that_of_an_input(tmp_path: Path) -> None:
+    stdin, files = parsed(tmp_path, "--stdin", "--format", "cri", "/logs/*").files
+    assert stdin.rules is None
+    assert isinstance(files.rules, ContainerRules)
 
 
 @pytest.mark.parametrize(

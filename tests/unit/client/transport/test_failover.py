@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from logferry.client.agent.failover import PROBE_S, STALE_S, FailoverPolicy
+from logferry.client.transport.failover import PROBE_S, STALE_S, FailoverPolicy
 
 
 def centres(count: int = 2, here: int = 0) -> FailoverPolicy:
