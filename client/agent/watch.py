@@ -277,6 +277,7 @@ class Watch:
         copy.away_since = now
         self._known.remove(entry)
         entry.born_ns = copy.born_ns
+        log_event("source-copied", source=entry.source_id, path=copy.path, reason="at the start")
         self._checkpoint.drop(entry.source_id)  # put behind one whose inode it has now: the last one counts
         self._resume(copy, entry, self._config.group_of(entry.path, entry.topic))
         self.sources[entry.source_id].unsaved = True

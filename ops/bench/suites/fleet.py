@@ -42,12 +42,11 @@ _TOPIC: Final = "fleet"
 _LINE_EVERY_S: Final = 20.0
 _LINE: Final = b"x" * 999 + b"\n"
 _HEARTBEAT_S: Final = 15.0
-_START_S: Final = 20.0  # over which the clients start
-_STEADY_S: Final = 20.0
+_START_S: Final = 15.0  # over which the clients start
+_STEADY_S: Final = 15.0
 _AWAY_S: Final = 30.0
-_MOST_S: Final = 90.0  # after which a gateway that came back has to serve all
-_LATE_S: Final = 3.0  # a line that took longer was not served as usual
-_QUIET_S: Final = 15.0  # longer than the longest pause of a client
+_AFTER_S: Final = 40.0
+_SOON_S: Final = 5.0
 _NAMES: Final = ("gateway-0", "gateway-1")
 
 
@@ -97,11 +96,6 @@ class _SimulatedClient:
     def waits_since(self) -> float:
         """When the oldest line was due that is not recorded; infinite: there is none."""
         return self._waiting[0][1] if self._waiting else float("inf")
-
-    def waits_for(self) -> str:
-        """And the last error."""
-        status = self._source.status(time.monotonic())
-        return f"{status.waits_for}: {status.error}"
 
     async def run(self, start_s: float, until: Callable[[], bool]) -> None:
         await asyncio.sleep(start_s)
@@ -193,6 +187,9 @@ def _measured(killed: tuple[str, ...]) -> Figure:
 
 
 async def _run(stack: Stack, killed: tuple[str, ...]) -> tuple[Side, Side]:
+    """``served_again_s``: from the return on, until the last line that was due before it is recorded; ``waiting``: at
+    the end, clients with such lines. ``first_lines_after_s``: from the kill on, until those of its first seconds are.
+    """
     record, stop = _Record(), asyncio.Event()
     folder = stack.data / "files"
     folder.mkdir()
@@ -217,33 +214,22 @@ async def _run(stack: Stack, killed: tuple[str, ...]) -> tuple[Side, Side]:
         back = time.monotonic()
         await asyncio.gather(*(asyncio.to_thread(stack.restart, name) for name in killed))
         with UsageMeter(gateway_pids(stack)) as meter:
-            served = await _all_served(record, clients)
+            await asyncio.sleep(_AFTER_S)
+        end = time.monotonic()
         side["cpu_percent"] = round(100 * meter.cpu_s / meter.wall_s, 1)
         side["rss_mb"] = round(rss_mb(gateway_pids(stack)), 1)
         stop.set()
     # While gateways are away, and once they are back: which of the two is the herd's.
     told = partial(_spread, record.connected)
-    peaks = max((told(gone, back), told(back, served)), key=lambda found: found[0]["connects_1s"])
-    side |= peaks[0] | _delays(record, gone, served, "fault")
-    late = [at for at, delay in record.delays if delay > _LATE_S and at < back]
-    side["late_away_s"] = round(max(late, default=gone) - gone, 1)
-    side["late_back_s"] = round(served - back, 1)
+    peaks = max((told(gone, back), told(back, end)), key=lambda found: found[0]["connects_1s"])
+    side |= peaks[0] | _delays(record, gone, end, "fault")
+    side["waiting"] = float(sum(client.waits_since < back for client in clients))
+    side["served_again_s"] = round(max(at for at, delay in record.delays if at - delay < back) - back, 1)
+    moved = [at - gone for at, delay in record.delays if gone <= at - delay < gone + _SOON_S]
+    side["first_lines_after_s"] = round(max(moved, default=0.0), 1)
     errors = Counter(what for at, what in record.answers if at >= gone and what != "200")
     side |= {f"answers_{what}": float(count) for what, count in sorted(errors.items())}
     return side, peaks[1]
-
-
-async def _all_served(record: _Record, clients: list[_SimulatedClient]) -> float:
-    """When the last late line was recorded, once there was none for `_QUIET_S`."""
-    began = last = time.monotonic()
-    while (now := time.monotonic()) - began < _MOST_S:
-        oldest = min((client.waits_since for client in clients), default=now)
-        last = now if now - oldest > _LATE_S else last
-        if now - last >= _QUIET_S:
-            return max([began, *(at for at, delay in record.delays if delay > _LATE_S)])
-        await asyncio.sleep(0.2)
-    waiting = Counter(client.waits_for() for client in clients if now - client.waits_since > _LATE_S)
-    raise RuntimeError(f"lines wait {_MOST_S:.0f} s after the gateways came back: {waiting.most_common(9)}")
 
 
 def _spread(times: list[float], begin: float, end: float) -> tuple[Side, Side]:

@@ -302,9 +302,11 @@ def test_truncated_while_the_host_was_rebooted_with_other_device_numbers(client:
 @pytest.mark.parametrize("is_renumbered", [False, True])
 @pytest.mark.parametrize("is_recreated", [False, True])
 def test_copied_and_truncated_or_removed_while_the_client_is_down(
-    client: Any, lines: int, is_renumbered: bool, is_recreated: bool
+    client: Any, lines: int, is_renumbered: bool, is_recreated: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The copy fits the pattern; under the old name another file begins, or the same one on another device."""
+    """The copy fits the pattern; under the old name another file begins, or the same one on another device. The log
+    says so: what was written between the copy and the truncation is in neither."""
+    caplog.set_level("INFO")
     client.write("a.log", text("first", lines))
     client.settle()
     assert client.agent.remember(client.now)
@@ -324,6 +326,7 @@ def test_copied_and_truncated_or_removed_while_the_client_is_down(
     client.write("a.log", b"second\n")
     client.begin()
     client.settle()
+    assert f"source-copied source=h:{client.root}/a.log#" in caplog.text
     client.restart()
     client.settle()
     assert sorted(client.stored()) == sorted([text("first", lines) + b"unsent\n", b"second\n"])
