@@ -1,5 +1,5 @@
-"""The number of a mirror's lanes is changed under load, and the command is killed: the copy is the original, the history
-tells the truth, and it is found from each checkpoint."""
+"""The number of a mirror's lanes is changed under load, and the command is killed: the copy is the original, and the
+history tells the truth and is found from each checkpoint."""
 
 from __future__ import annotations
 
