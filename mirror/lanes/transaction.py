@@ -83,8 +83,8 @@ class LaneTransactions:
         self.history_id, self.histories = history.id, len(history.partitions)
         found = await read_lane(self.kafka, *self.producer.lane.state, self.producer.state_end)
         self.checkpoints = found.checkpoints
-        if found.count is not None and found.count.epoch > self.count.epoch:
-            self.count = found.count
+        if found.lanes is not None and found.lanes.epoch > self.count.epoch:
+            self.count = found.lanes
 
     # ---- the input of a transaction ---------------------------------------------------------------------------
 
@@ -293,10 +293,10 @@ def _behind(checkpoint: MirrorCheckpoint, block: HistoryBlock, offset: int) -> M
 
 
 class LaneContent(NamedTuple):
-    """The committed checkpoint of each partition; ``count``: the number of lanes, if it was changed."""
+    """The committed checkpoint of each partition; ``lanes``: their number, if it was changed."""
 
     checkpoints: dict[TopicPartition, MirrorCheckpoint]
-    count: LaneCount | None
+    lanes: LaneCount | None
 
 
 async def read_lane(kafka: KafkaClient, topic: str, lane: int, up_to: int = 0) -> LaneContent:
