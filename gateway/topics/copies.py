@@ -55,9 +55,9 @@ class OffsetTranslation:
         self._read_to: dict[int, int] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._blocks: dict[tuple[TopicPartition, int], HistoryBlock] = {}
-        self._state_id, self._histories = b"", 0
-        # Epoch and number of the lanes.
-        self._count = (0, 0)
+        self._state_id, self._histories, self._knowing = b"", 0, asyncio.Lock()
+        # Epoch and number of the lanes, and the epoch that each partition shows.
+        self._count, self._epochs = (0, 0), dict[int, int]()
 
     async def to_here(self, tp: TopicPartition, original: int) -> int | None:
         """The position here; None: it is not mirrored so far. Raises Problem ``not-mirrored`` or ``out-of-range``."""
@@ -154,14 +154,28 @@ class OffsetTranslation:
     async def _know_lanes(self) -> None:
         """Raises UnknownTopicOrPartitionError where no mirror writes here."""
         view = await self._kafka.describe_topic(self._state_topic)
-        if view.id != self._state_id:
+        if view.id == self._state_id:
+            return
+        async with self._knowing:
+            if view.id == self._state_id:
+                return
             histories = len((await self._kafka.describe_topic(self._history_topic)).partitions)
-            self._state_id, self._count, self._histories = view.id, (0, len(view.partitions)), histories
-            self._read_to, self._checkpoints, self._blocks = {}, {}, {}
+            self._count, self._histories = (0, len(view.partitions)), histories
+            self._read_to, self._checkpoints, self._blocks, self._epochs = {}, {}, {}, {}
+            await self._caught_up(0)  # there may be partitions that are no lanes
+            self._state_id = view.id
 
     async def _caught_up(self, lane: int) -> None:
-        async with self._locks.setdefault(lane, asyncio.Lock()):
-            await self._catch_up(lane)
+        """Waits for a partition that does not show the last change of the number yet. Raises Problem."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            async with self._locks.setdefault(lane, asyncio.Lock()):
+                await self._catch_up(lane)
+            if self._epochs.get(lane, 0) >= self._count[0]:
+                return
+            if time.monotonic() > deadline:
+                raise Problem("kafka-unavailable", f"{self._state_topic}-{lane} does not show the number of lanes yet")
+            await asyncio.sleep(_POLL_S)
 
     async def _catch_up(self, lane: int) -> None:
         topic = self._state_topic
@@ -187,6 +201,7 @@ class OffsetTranslation:
             if key == COUNT_KEY and value is not None:
                 count = LaneCount.decode(value)
                 self._count = max(self._count, (count.epoch, count.lanes))
+                self._epochs[lane] = count.epoch
                 return
             tp = partition_of_key(key)
             known.pop(tp, None)
