@@ -15,8 +15,6 @@ from logferry.gateway.topics.remote_sources import RemoteSources
 
 from tests.support.mirror_lane import MemoryCluster, topic
 
-OWN = topic("logferry.mirror.dc2.state", 1), topic("logferry.mirror.dc2.pairs", 1)
-
 
 async def test_a_state_that_cannot_be_decoded_is_named_until_a_later_one_replaces_it() -> None:
     states = "logferry.gateway.dc1.state"
