@@ -1,4 +1,4 @@
-"""What lanes have recorded of sources, or of a mirror's copies, and how another number of lanes divides it anew.
+"""What lanes have recorded of sources, or of a mirror's copies, and how another number of lanes divides it.
 
 Pure.
 """

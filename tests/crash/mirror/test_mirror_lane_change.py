@@ -23,6 +23,7 @@ from tests.support.mirror import make_topic, read_log, true_pairs
 _CHANGER = Path(__file__).parents[1] / "gateway" / "lane_changer.py"
 _WITHIN_S = 300
 _KILLED = -signal.SIGKILL
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
