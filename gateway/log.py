@@ -22,7 +22,7 @@ _BY_LEVEL: Final = {
     """,
     "warning": """
         kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended
-        session_leave_failed topics_not_visible graphite_unreachable link_waits history_offset_shifted
+        session_leave_failed topics_not_visible graphite_unreachable link_waits
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried history_not_pruned partition_refused transaction_not_ended session_partition_damaged
         session_partition_leaderless

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Annotated
 
 from logferry.gateway.config import MIB, Dc, Dcs, KafkaSettings, Pattern, Rate, ServiceConfig, Strict, load_as
-from logferry.gateway.contract.mirror_state import mirror_lane_of
 from logferry.gateway.contract.names import Malformed, split_topic
 from logferry.gateway.kafka.types import LaneIdentity
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -101,7 +100,7 @@ class MirrorConfig(ServiceConfig):
     listen: str = "127.0.0.1:8180"
     """The address of the first worker as `host:port`; worker i listens on port + i."""
     lanes: Annotated[int, Field(ge=1, le=1024)] = 4
-    """The number of lanes, which is fixed when the state topic is created."""
+    """The number of lanes when the state topic is created; `logferry lanes --mirror --to` changes it later."""
     carry_positions: bool = True
     """Synchronise the committed offsets of consumer groups to this data centre."""
     carry_sources: bool = True
@@ -157,7 +156,7 @@ class MirrorConfig(ServiceConfig):
 
     @property
     def history_topic(self) -> str:
-        """The topic with the offset history; its partitions are the lanes."""
+        """The topic with the offset history; as many partitions as there were lanes at the beginning."""
         return f"{self.group}.pairs"
 
     def sources_of(self, remote: Remote) -> frozenset[str]:
@@ -166,19 +165,15 @@ class MirrorConfig(ServiceConfig):
             return frozenset()
         return frozenset(f"{self.prefix}.gateway.{dc}.state" for dc in remote.taken)
 
-    def lane_of(self, topic: str, partition: int) -> int:
-        return mirror_lane_of(topic, partition, self.lanes)
-
     def lane(self, number: int) -> LaneIdentity:
         prefixes = tuple(f"{dc}." for remote in self.remotes for dc in remote.taken)
         states = frozenset().union(*map(self.sources_of, self.remotes))
-        own = {(self.state_topic, number), (self.history_topic, number)}
+        own = self.state_topic, number
 
         def may_write(topic: str, partition: int) -> bool:
-            if (topic, partition) in own:
-                return True
-            is_mirrored = topic.startswith(prefixes) or topic in states
-            return is_mirrored and self.lane_of(topic, partition) == number
+            """Any copy: the number of lanes may change."""
+            is_of_copies = topic == self.history_topic or topic in states or topic.startswith(prefixes)
+            return is_of_copies or (topic, partition) == own
 
         return LaneIdentity(number, f"{self.group}.lane-{number}", (self.state_topic, number), may_write)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from aiohttp import web
 from logferry.gateway.config import Limits
+from logferry.gateway.contract.mirror_state import mirror_lane_of
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import Admission
@@ -154,7 +155,7 @@ class MirrorApi:
             {
                 "dc": self.config.dc,
                 "now_ms": now_ms(),
-                "lanes_total": self.config.lanes,
+                "lanes_total": self.ownership.number_of_lanes(),
                 "url": self.ownership.url,
                 "workers": sorted({self.ownership.url, *self.ownership.other_workers()}),
                 "waiting_bytes": {"used": self.budget.used_bytes, "limit": self.budget.limit_bytes},
@@ -177,7 +178,7 @@ class MirrorApi:
         _refuse_browsers(call.request)
         wanted = await self.admission.document(call.request, ResumeBody)
         tp = (wanted.topic, wanted.partition)
-        number = self.config.lane_of(*tp)
+        number = mirror_lane_of(*tp, self.ownership.number_of_lanes())
         await self._opened(number, tp)
         lane = self.ownership.lanes.get(number)
         if lane is None:

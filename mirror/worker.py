@@ -10,6 +10,7 @@ from typing import Final
 
 from aiokafka import errors
 from logferry.gateway.config import ConfigError
+from logferry.gateway.contract.mirror_state import mirror_lane_of
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.kafka.client import KafkaClient
@@ -19,6 +20,7 @@ from logferry.gateway.service import preflight
 from logferry.gateway.service.processes import Parts, serve_worker
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.copies import OffsetTranslation
+from logferry.gateway.topics.present_lanes import PresentLanes
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lanes.chain import ChainHistories, reject_cycles
 from logferry.mirror.lanes.consumer_offsets import ConsumerOffsetSync
@@ -49,7 +51,8 @@ async def _parts(
     config: MirrorConfig, url: str, kafka: KafkaClient, gate: Gate, stack: AsyncExitStack
 ) -> Parts[MirrorLane]:
     # First: it names the weakness where no topic can be created like ours.
-    await preflight.check(kafka, config, (config.history_topic,))
+    lanes = PresentLanes(kafka, config)
+    await preflight.check(kafka, config, (config.history_topic,), await lanes.read())
     await preflight.create_topic(kafka, config, config.history_topic, config.lanes, _HISTORY_CONFIGS)
     await preflight.wait_until_created(kafka, config.history_topic)
     targets = TargetTopics(kafka, config.accept_weak_kafka, alters=config.carry_settings, replicas=config.replicas)
@@ -57,9 +60,9 @@ async def _parts(
     chains = ChainHistories({})
     links: dict[str, RemoteCluster] = {}
     make_lane = partial(
-        MirrorLane, config=config, kafka=kafka, targets=targets, links=links, budget=budget, chains=chains
+        MirrorLane, config=config, kafka=kafka, targets=targets, links=links, budget=budget, chains=chains, lanes=lanes
     )
-    ownership = Ownership(config, url, kafka, make_lane, lambda: config.lanes)
+    ownership = Ownership(config, url, kafka, make_lane, lanes.number)
     without_cycle = set[str]()
 
     async def on_topics(link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
@@ -96,18 +99,27 @@ async def _parts(
         ownership.run_in_background(link.run())
     ownership.run_in_background(targets.health.watch(kafka, targets.min_in_sync))
     ownership.run_in_background(_retry_stops(ownership))
+    ownership.run_in_background(lanes.watch(partial(_lanes_changed, ownership, lanes)))
     translation = OffsetTranslation(kafka, config.prefix, config.dc)
     retention = HistoryRetention(kafka, translation, config.history_topic, config.history_retention_ms)
-    ownership.run_in_background(prune_history(retention, ownership.lanes))
+    ownership.run_in_background(prune_history(retention, ownership.lanes, lanes.number))
     if config.carry_positions:
-        owns = partial(_carries, config, ownership)
+        owns = partial(_carries, lanes, ownership)
         ownership.run_in_background(ConsumerOffsetSync(kafka, links, translation, chains, owns).run())
     return Parts(ownership, routes, LIMITS)
 
 
-def _carries(config: MirrorConfig, ownership: Ownership[MirrorLane], group: str) -> bool:
+def _carries(lanes: PresentLanes, ownership: Ownership[MirrorLane], group: str) -> bool:
     """Whether the positions of a consumer group are this worker's: those of its lanes, also of one that is stopped."""
-    return config.lane_of(group, 0) in ownership.lanes
+    return mirror_lane_of(group, 0, lanes.number()) in ownership.lanes
+
+
+def _lanes_changed(ownership: Ownership[MirrorLane], lanes: PresentLanes) -> None:
+    """The lanes that have not noticed it are opened again, with the checkpoints that they have now."""
+    for lane in ownership.lanes.values():
+        if not lane.count.is_as(lanes.count):
+            lane.invalidate()
+    ownership.reassign()
 
 
 async def _retry_stops(ownership: Ownership[MirrorLane]) -> None:

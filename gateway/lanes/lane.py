@@ -51,7 +51,6 @@ _LOOK: Final = 64
 
 _EXPIRED_A_TRANSACTION: Final = 200
 _DELETE_AGAIN_S: Final = 60.0
-_CHANGING_S: Final = 0.1
 _EXPIRED_AT_ONCE: Final = 100
 # Refusals that hold whatever another worker may have recorded meanwhile, or that the caller may retry.
 _CERTAIN_REFUSALS: Final = ("overlap", "out-of-order", "overloaded")
@@ -174,12 +173,7 @@ class Lane(LaneLifecycle[GroupCommit]):
         self._waiting.end(moved, f"lane {self.number} was lost during the commit: {self.why}")
 
     async def may_open(self) -> None:
-        """While the number of lanes is changed: the opening of a lane would undo the change."""
-        while await self.lanes.is_changing():
-            if self._closing:
-                raise LaneLost("the number of lanes was being changed when the lane was given away")
-            self.lane_state.enter("opening", "the number of lanes is being changed")
-            await asyncio.sleep(_CHANGING_S)
+        await self.unchanged(self.lanes)
 
     def make_producer(self) -> GroupCommit:
         return GroupCommit(self.kafka, self.topics, self.config, self.number, self._before)

@@ -23,6 +23,7 @@ from logferry.gateway.errors import LaneLost, LaneUnreadable
 from logferry.gateway.kafka.hanging_transactions import FencedProducer
 from logferry.gateway.kafka.transactional_producer import NotCommitted, OutcomeUnknown, TransactionalProducer
 from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.topics.present_lanes import PresentLanes
 
 # State → the states that may follow. opening: before the fence, and between retries after a failure. serving → fencing:
 # another worker may have owned the lane meanwhile, or a broker was away. stopped: its state cannot be read; an operator
@@ -39,6 +40,7 @@ STATES: Final = tuple(TRANSITIONS)
 SLOW_MS: Final = 1000
 # A lane that cannot be read is tried again after so long, so that it serves soon after it was mended.
 STOPPED_S: Final = 4.0
+CHANGING_S: Final = 0.1
 BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 RETRIABLE: Final = (NotCommitted, OutcomeUnknown, errors.KafkaError, OSError, TimeoutError)
 
@@ -289,6 +291,14 @@ class LaneLifecycle(ABC, Generic[ProducerT]):
 
     async def may_open(self) -> None:
         """Returns when the lane may be opened, so that nothing is undone by it. Raises KafkaError."""
+
+    async def unchanged(self, lanes: PresentLanes) -> None:
+        """Returns when the number of lanes is not being changed: the opening of a lane would undo that."""
+        while await lanes.is_changing():
+            if self._closing:
+                raise LaneLost("the number of lanes was being changed when the lane was given away")
+            self.lane_state.enter("opening", "the number of lanes is being changed")
+            await asyncio.sleep(CHANGING_S)
 
     @abstractmethod
     def make_producer(self) -> ProducerT: ...

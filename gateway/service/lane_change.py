@@ -1,7 +1,7 @@
-"""Changes the number of the gateway's lanes while it runs (`logferry lanes --to`).
+"""Changes the number of the lanes of gateway or mirror while it runs (`logferry lanes --to`).
 
-One Kafka transaction moves the states of the sources to their new lanes and writes the new number. Killed before its
-commit, the old number holds; after it the new one. Its steps:
+One Kafka transaction moves the states of sources or copies to their new lanes and writes the new number. Killed before
+its commit, the old number holds; after it the new one. Its steps:
 
 * prepare: what is not seen by anybody, the partitions and the topic of the number. It may be repeated.
 * begin: the transaction is open. From now on the workers open no lane before it has ended or its time is over.
@@ -14,19 +14,16 @@ ops/docs/decisions/0035 says why no other order is safe.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from aiokafka import errors
 from logferry.gateway.config import Config
-from logferry.gateway.contract.lane_count import COUNT_KEY, MOVED, LaneCount
-from logferry.gateway.contract.names import lane_of
-from logferry.gateway.contract.source_state import FENCE_KEY, source_of_record
-from logferry.gateway.contract.upload_state import UPLOAD_KIND, UploadState
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.errors import LaneUnreadable
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.record_batch import CODECS, batches
@@ -40,8 +37,9 @@ from logferry.gateway.kafka.transactional_producer import (
 )
 from logferry.gateway.kafka.types import Record
 from logferry.gateway.lanes.replay import replay_states
-from logferry.gateway.service.preflight import create_topic, wait_until_created
-from logferry.gateway.topics.present_lanes import PresentLanes, change_identity
+from logferry.gateway.service.lane_states import COPIES, SOURCES, LaneStates, moves
+from logferry.gateway.service.preflight import LaneSettings, create_topic, wait_until_created
+from logferry.gateway.topics.present_lanes import Laned, PresentLanes, change_identity
 
 _BATCH_BYTES: Final = 1 << 20
 # Lanes that are fenced or read at once.
@@ -79,63 +77,20 @@ class Changed(NamedTuple):
     paused_s: float
 
 
-@dataclass(slots=True)
-class LaneStates:
-    """What one lane has recorded: the newest value of each key. ``position``: it is read up to there. ``epoch``: of
-    the newest number of lanes in it."""
-
-    number: int
-    states: dict[bytes, bytes] = field(default_factory=dict)
-    position: int | None = None
-    epoch: int = 0
-
-    def apply(self, key: bytes, value: bytes | None) -> None:
-        """Raises ValueError or struct.error for a key that no gateway writes, or an upload that cannot be decoded."""
-        if key == COUNT_KEY and value is not None:
-            self.epoch = max(self.epoch, LaneCount.decode(value).epoch)
-        if key in (FENCE_KEY, COUNT_KEY):
-            return
-        if value is None:
-            self.states.pop(key, None)
-            return
-        key_of(key)
-        if key[:1] == UPLOAD_KIND:
-            UploadState.decode(value)
-        self.states[key] = value
-
-
-def key_of(key: bytes) -> str:
-    """The key that determines the lane of a state, receipt or upload. Raises ValueError."""
-    return key[1:].decode() if key[:1] == UPLOAD_KIND else source_of_record(key).key
-
-
-def moves(lanes: Iterable[LaneStates], to: int) -> tuple[dict[int, list[Record]], int]:
-    """The records by partition that move the states to their new lanes, and how many states move. Pure.
-
-    An upload that is not committed is gone where its lane changes, as if it had come too late: its pieces are in the
-    lane's partition of another topic. Its new lane knows that it was there.
-    """
-    found: dict[int, list[Record]] = {}
-    moved = 0
-    for lane in lanes:
-        for key, value in lane.states.items():
-            new = lane_of(key_of(key), to)
-            if new == lane.number:
-                continue
-            if key[:1] == UPLOAD_KIND and (upload := UploadState.decode(value)).commit is None:
-                value = upload.as_gone().encode()
-            found.setdefault(lane.number, []).append((key, None, [(MOVED, b"%d" % new)]))
-            found.setdefault(new, []).append((key, value, []))
-            moved += 1
-    return found, moved
+class ChangedConfig(Laned, LaneSettings, Protocol):
+    """Of the gateway, or of a mirror."""
 
 
 class LaneChange:
     """One change to so many lanes. `run` may be repeated, by this process or another one."""
 
-    def __init__(self, kafka: KafkaClient, config: Config, to: int, say: Callable[[str], None]) -> None:
+    def __init__(self, kafka: KafkaClient, config: ChangedConfig, to: int, say: Callable[[str], None]) -> None:
         self._kafka, self._config, self._to, self._say = kafka, config, to, say
         self._present = PresentLanes(kafka, config)
+        self._kind, self._topics, self._lane_sources = COPIES, [config.state_topic], sys.maxsize
+        if isinstance(config, Config):
+            self._kind, self._lane_sources = SOURCES, config.limits.lane_sources
+            self._topics.append(config.staging_topic)
         self._lanes: list[LaneStates] = []
         self._producer: TransactionalProducer | None = None
         self._began_s = 0.0
@@ -190,7 +145,7 @@ class LaneChange:
             raise ChangeRefused(f"lanes: {config.lanes} is configured; {state.name} has {len(state.partitions)}")
         await create_topic(kafka, config, self._present.topic, 1, _COUNT_CONFIGS)
         await wait_until_created(kafka, self._present.topic)
-        self._lanes = [LaneStates(number) for number in range(count.lanes)]
+        self._lanes = [LaneStates(number, self._kind) for number in range(count.lanes)]
         self._say(f"reading {count.lanes} lanes")
         await _each(self._lanes, self._read)
         states = sum(len(lane.states) for lane in self._lanes)
@@ -210,7 +165,7 @@ class LaneChange:
             await self._write({lane.number: [] for lane in self._lanes}, count)
             await self._producer.commit()
             self._present.take(count)
-        topics = (await kafka.describe([config.state_topic, config.staging_topic])).topics
+        topics = (await kafka.describe(self._topics)).topics
         for topic in topics.values():
             if len(topic.partitions) < self._to:
                 await kafka.grow_topic(topic.name, self._to)
@@ -262,9 +217,9 @@ class LaneChange:
 
     def _check_room(self, states: int) -> None:
         """Raises ChangeRefused where the new lanes would hardly have room."""
-        limit = self._config.limits.lane_sources
-        if states > 0.9 * limit * self._to:
-            raise ChangeRefused(f"{states} states are too many for {self._to} lanes with lane_sources = {limit}")
+        if states > 0.9 * self._lane_sources * self._to:
+            limit = f"lane_sources = {self._lane_sources}"
+            raise ChangeRefused(f"{states} states are too many for {self._to} lanes with {limit}")
 
     async def _wait_for_another(self) -> None:
         """Until the change of another command is over, which ours would undo, as that would undo ours."""

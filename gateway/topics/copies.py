@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from aiokafka import errors
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     DamagedMirrorState,
@@ -49,11 +50,14 @@ class OffsetTranslation:
         self._kafka, self._dc = kafka, dc
         self._state_topic = f"{prefix}.mirror.{dc}.state"
         self._history_topic = f"{prefix}.mirror.{dc}.pairs"
-        self._checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
+        # By lane: a change of the number of lanes writes a checkpoint into one and removes it from another.
+        self._checkpoints: dict[int, dict[TopicPartition, MirrorCheckpoint]] = {}
         self._read_to: dict[int, int] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._blocks: dict[tuple[TopicPartition, int], HistoryBlock] = {}
-        self._state_id, self._lanes = b"", 0
+        self._state_id, self._histories, self._knowing = b"", 0, asyncio.Lock()
+        # Epoch and number of the lanes, and the epoch that each partition shows.
+        self._count, self._epochs = (0, 0), dict[int, int]()
 
     async def to_here(self, tp: TopicPartition, original: int) -> int | None:
         """The position here; None: it is not mirrored so far. Raises Problem ``not-mirrored`` or ``out-of-range``."""
@@ -105,12 +109,21 @@ class OffsetTranslation:
             block = await self._earlier(tp, block.pointers[0], block.number)
         return checkpoint, within(found, first, last)
 
-    async def mirrored(self, lane: int) -> list[TopicPartition]:
-        """The partitions that the lane of the mirror has checkpoints of. Raises KafkaError."""
+    async def histories(self) -> int:
+        """The partitions of the offset history. Raises KafkaError."""
         await self._know_lanes()
-        async with self._locks.setdefault(lane, asyncio.Lock()):
-            await self._catch_up(lane)
-        return [tp for tp in self._checkpoints if mirror_lane_of(*tp, self._lanes) == lane]
+        return self._histories
+
+    async def mirrored(self, history: int) -> list[TopicPartition]:
+        """The partitions whose blocks are in that partition of the history. Raises KafkaError."""
+        await self._know_lanes()
+        while True:
+            count = self._count
+            for lane in range(count[1]):
+                await self._caught_up(lane)
+            if count == self._count:  # else some may have moved to a lane that was read before
+                found = [tp for lane in range(count[1]) for tp in self._checkpoints.get(lane, {})]
+                return [tp for tp in found if mirror_lane_of(*tp, self._histories) == history]
 
     async def history_offset(self, tp: TopicPartition, here: int) -> int | None:
         """The history is needed from here on for the records from ``here`` on; None: there is none of them."""
@@ -127,10 +140,13 @@ class OffsetTranslation:
             await self._know_lanes()
         except errors.UnknownTopicOrPartitionError:
             raise not_mirrored from None
-        lane = mirror_lane_of(*tp, self._lanes)
-        async with self._locks.setdefault(lane, asyncio.Lock()):
-            await self._catch_up(lane)
-        found = self._checkpoints.get(tp)
+        while True:
+            count = self._count
+            lane = mirror_lane_of(*tp, count[1])
+            await self._caught_up(lane)
+            found = self._checkpoints.get(lane, {}).get(tp)
+            if count == self._count:  # else it may be in another lane now
+                break
         if found is None:
             raise not_mirrored
         return found
@@ -138,9 +154,28 @@ class OffsetTranslation:
     async def _know_lanes(self) -> None:
         """Raises UnknownTopicOrPartitionError where no mirror writes here."""
         view = await self._kafka.describe_topic(self._state_topic)
-        if view.id != self._state_id:
-            self._state_id, self._lanes = view.id, len(view.partitions)
-            self._read_to, self._checkpoints, self._blocks = {}, {}, {}
+        if view.id == self._state_id:
+            return
+        async with self._knowing:
+            if view.id == self._state_id:
+                return
+            histories = len((await self._kafka.describe_topic(self._history_topic)).partitions)
+            self._count, self._histories = (0, len(view.partitions)), histories
+            self._read_to, self._checkpoints, self._blocks, self._epochs = {}, {}, {}, {}
+            await self._caught_up(0)  # there may be partitions that are no lanes
+            self._state_id = view.id
+
+    async def _caught_up(self, lane: int) -> None:
+        """Waits for a partition that does not show the last change of the number yet. Raises Problem."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            async with self._locks.setdefault(lane, asyncio.Lock()):
+                await self._catch_up(lane)
+            if self._epochs.get(lane, 0) >= self._count[0]:
+                return
+            if time.monotonic() > deadline:
+                raise Problem("kafka-unavailable", f"{self._state_topic}-{lane} does not show the number of lanes yet")
+            await asyncio.sleep(_POLL_S)
 
     async def _catch_up(self, lane: int) -> None:
         topic = self._state_topic
@@ -154,18 +189,24 @@ class OffsetTranslation:
                 position = await self._kafka.offset(topic, lane, EARLIEST)
                 continue
             for record in fetched.records:
-                self._apply(record.key or b"", record.value)
+                self._apply(lane, record.key or b"", record.value)
             position = self._read_to[lane] = fetched.next_offset
             if fetched.at_end:
                 return
 
-    def _apply(self, key: bytes, value: bytes | None) -> None:
+    def _apply(self, lane: int, key: bytes, value: bytes | None) -> None:
         """One that cannot be decoded stops its lane of the mirror; here its partition alone has none meanwhile."""
+        known = self._checkpoints.setdefault(lane, {})
         with suppress(ValueError):
+            if key == COUNT_KEY and value is not None:
+                count = LaneCount.decode(value)
+                self._count = max(self._count, (count.epoch, count.lanes))
+                self._epochs[lane] = count.epoch
+                return
             tp = partition_of_key(key)
-            self._checkpoints.pop(tp, None)
+            known.pop(tp, None)
             if value is not None:
-                self._checkpoints[tp] = MirrorCheckpoint.decode(value)
+                known[tp] = MirrorCheckpoint.decode(value)
 
     async def _find(self, tp: TopicPartition, checkpoint: MirrorCheckpoint, offset: int, *, of_source: bool) -> int:
         """The first record at or after the offset, on the other side; the offset is before the checkpoint."""
@@ -202,7 +243,7 @@ class OffsetTranslation:
         block = await self._block(tp, pointer)
         if block.number < number:
             return block
-        where = f"{self._history_topic}-{mirror_lane_of(*tp, self._lanes)}"
+        where = f"{self._history_topic}-{mirror_lane_of(*tp, self._histories)}"
         detail = f"{where}: the history blocks of {tp[0]}-{tp[1]} near offset {pointer.offset} lead in a circle"
         raise Problem("kafka-unavailable", detail)
 
@@ -212,8 +253,8 @@ class OffsetTranslation:
         known = self._blocks.get((tp, offset))
         if known is not None:
             return known
-        lane = mirror_lane_of(*tp, self._lanes)
-        # Its offset was predicted before it was written: a marker that Kafka left out moves it a little to the front.
+        lane = mirror_lane_of(*tp, self._histories)
+        # Before the number of lanes could change, its offset was predicted: it may be a little to the front of that.
         for around, max_bytes in ((0, _BLOCK_BYTES), (_AROUND, _FETCH_BYTES)):
             start = max(0, offset - around)
             try:

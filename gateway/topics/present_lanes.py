@@ -1,7 +1,7 @@
-"""The number of the gateway's lanes as it is now, which `logferry lanes --to` changes while the workers run.
+"""The number of the lanes of gateway or mirror as it is now, which `logferry lanes --to` changes while the workers run.
 
-* The change is one Kafka transaction, of a transactional id of its own. It moves the states of the sources to their
-  new lanes, and writes the number into this topic and into each partition of the state topic.
+* The change is one Kafka transaction, of a transactional id of its own. It moves the states of the sources or copies to
+  their new lanes, and writes the number into this topic and into each partition of the state topic.
 * Whoever opens a lane fences that id after the lane's own ids, and before the replay. So the transaction of a change
   can be committed only if no lane was opened since it fenced them all.
 * The number that a lane's replay finds decides what the lane may write. What is read here finds the lane of a request;
@@ -14,11 +14,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiokafka import errors
 from logferry.gateway import log
-from logferry.gateway.config import Config
 from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.kafka.aiokafka_internals import CoordinationType
 from logferry.gateway.kafka.client import EARLIEST, KafkaClient, Send
@@ -32,7 +31,20 @@ _LOOK_S: Final = 2.0
 _ONGOING: Final = "Ongoing"
 
 
-def change_identity(config: Config, timeout_ms: int | None = None) -> LaneIdentity:
+class Laned(Protocol):
+    """The configuration of a service whose number of lanes may change. ``lanes``: at the beginning."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def state_topic(self) -> str: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+
+def change_identity(config: Laned, timeout_ms: int | None = None) -> LaneIdentity:
     """Of the transactions that change the number. ``timeout_ms``: Kafka ends one that takes longer."""
     place = f"{config.group}.lanes", 0
 
@@ -45,7 +57,7 @@ def change_identity(config: Config, timeout_ms: int | None = None) -> LaneIdenti
 class PresentLanes:
     """``count``: as read last, here or by the replay of a lane."""
 
-    def __init__(self, kafka: KafkaClient, config: Config) -> None:
+    def __init__(self, kafka: KafkaClient, config: Laned) -> None:
         self._kafka, self._change = kafka, change_identity(config)
         self.topic, _ = self._change.state
         self.count = LaneCount(config.lanes, config.lanes, 0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from logferry.gateway import log
+from logferry.gateway.contract.lane_count import LaneCount
 from logferry.gateway.contract.mirror_state import partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
@@ -20,6 +21,7 @@ from logferry.gateway.kafka.transactional_producer import NotCommitted, Transact
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
 from logferry.gateway.metrics import LaneMetrics
+from logferry.gateway.topics.present_lanes import PresentLanes, change_identity
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.partition import MirroredPartition
 from logferry.mirror.lanes.chain import ChainHistories
@@ -48,6 +50,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
     links: dict[str, RemoteCluster]
     budget: MemoryBudget
     chains: ChainHistories
+    lanes: PresentLanes
     partitions: dict[TopicPartition, MirroredPartition] = field(default_factory=dict)
     # None while the lane does not serve: nothing may be adopted then, since its checkpoints are not known.
     _transactions: LaneTransactions | None = None
@@ -107,8 +110,12 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
+    async def may_open(self) -> None:
+        await self.unchanged(self.lanes)
+
     def make_producer(self) -> TransactionalProducer:
-        return TransactionalProducer(self.kafka, self.config.lane(self.number), self._before)
+        lane, change = self.config.lane(self.number), change_identity(self.config)
+        return TransactionalProducer(self.kafka, lane, self._before, change)
 
     async def replay(self, producer: TransactionalProducer) -> None:
         transactions = LaneTransactions(
@@ -119,11 +126,19 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             chains=self.chains,
             producer=producer,
             uncoalesced=self._uncoalesced,
+            # After the fence, and before the replay, which may find a newer one.
+            count=await self.lanes.read(),
         )
         await transactions.replay()
         self._transactions = transactions
 
+    @property
+    def count(self) -> LaneCount:
+        """By which the lane copies; while it does not serve, that of the others."""
+        return self.lanes.count if self._transactions is None else self._transactions.count
+
     def opened(self) -> dict[str, Any]:
+        self.lanes.take(self.count)
         for link in self.links.values():
             self.adopt(link, link.topics)
         return {"partitions": len(self.partitions)}
@@ -134,7 +149,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         if self.state != "serving" or transactions is None:
             return
         for topic in topics.values():
-            for number in partitions_of_lane(topic.name, len(topic.partitions), self.number, self.config.lanes):
+            for number in partitions_of_lane(topic.name, len(topic.partitions), self.number, self.count.lanes):
                 self._adopt(transactions, link, topic, number)
         for partition in self.partitions.values():
             there = topics.get(partition.topic)

@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiokafka import errors
-from logferry.gateway import log
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.mirror_state import (
     BlockPointer,
     HistoryBlock,
@@ -24,6 +24,7 @@ from logferry.gateway.contract.mirror_state import (
     checkpoint_key,
     composed,
     merged,
+    mirror_lane_of,
     partition_of_key,
     pointers_after,
 )
@@ -32,7 +33,7 @@ from logferry.gateway.kafka.client import EARLIEST, LATEST, PASSING, KafkaClient
 from logferry.gateway.kafka.record_batch import CODECS, batches
 from logferry.gateway.kafka.requests import NO_ID
 from logferry.gateway.kafka.transactional_producer import NotCommitted, PartitionBatches, TransactionalProducer
-from logferry.gateway.kafka.types import Record
+from logferry.gateway.kafka.types import Record, grouped
 from logferry.gateway.lanes.replay import replay_states
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.batch_rewrite import CoalescedBatch, CopiedBatch, coalesced
@@ -66,9 +67,11 @@ class LaneTransactions:
     # Partitions whose batches are written as they are, since Kafka rejected coalesced ones.
     uncoalesced: set[TopicPartition]
     checkpoints: dict[TopicPartition, MirrorCheckpoint] = field(default_factory=dict)
+    # The number of lanes that the replay found: it decides which partitions the lane copies.
+    count: LaneCount
     history_id: bytes = NO_ID
-    # The predicted offset of the next block of the history.
-    history_next: int = 0
+    # The partitions of the history, which the copies share by a number that never changes.
+    histories: int = 1
     ready: dict[MirroredPartition, None] = field(default_factory=dict)
     # Partitions that advanced over control and aborted records alone.
     passed: dict[MirroredPartition, None] = field(default_factory=dict)
@@ -76,10 +79,12 @@ class LaneTransactions:
 
     async def replay(self) -> None:
         """Reads the checkpoints; to be called first, after the producer's fence. Raises KafkaError."""
-        lane, history = self.producer.lane.number, self.config.history_topic
-        self.history_id = (await self.kafka.describe_topic(history)).id
-        self.history_next = await self.kafka.offset(history, lane, LATEST)
-        self.checkpoints = await read_checkpoints(self.kafka, self.config.state_topic, lane, self.producer.state_end)
+        history = await self.kafka.describe_topic(self.config.history_topic)
+        self.history_id, self.histories = history.id, len(history.partitions)
+        found = await read_lane(self.kafka, *self.producer.lane.state, self.producer.state_end)
+        self.checkpoints = found.checkpoints
+        if found.lanes is not None and found.lanes.epoch > self.count.epoch:
+            self.count = found.lanes
 
     # ---- the input of a transaction ---------------------------------------------------------------------------
 
@@ -155,19 +160,19 @@ class LaneTransactions:
             for partition, of_it in written.items()
         }
         await self.producer.write(list(parts.values()))
-        blocks: list[Record] = []
-        checkpoints: dict[TopicPartition, MirrorCheckpoint] = {}
+        advances: dict[MirroredPartition, tuple[HistoryBlock | None, MirrorCheckpoint]] = {}
         for partition, found in taken.items():
             ranges = merged(copied_ranges(written[partition], parts[partition]))
-            origin, at = origins.get(partition), self.history_next + len(blocks)
-            block, checkpoints[partition.tp] = _advanced(partition, found[-1], ranges, origin, at)
-            if block is not None:
-                blocks.append((checkpoint_key(*partition.tp), block.encode(), []))
-        await self.write_state(blocks, checkpoints)
+            advances[partition] = _advanced(partition, found[-1], ranges, origins.get(partition))
+        blocks = {partition.tp: block for partition, (block, _) in advances.items() if block is not None}
+        offsets = await self.write_history(blocks)
+        checkpoints = {
+            partition.tp: after if block is None else _behind(after, block, offsets[partition.tp])
+            for partition, (block, after) in advances.items()
+        }
+        await self.write_state(checkpoints)
         await self.producer.commit()
         self.checkpoints |= checkpoints
-        if blocks:
-            self.history_next += len(blocks) + 1  # the commit's own marker
         for partition, found in taken.items():
             partition.checkpoint = checkpoints[partition.tp]
             partition.retried = None
@@ -197,29 +202,39 @@ class LaneTransactions:
 
     async def commit_checkpoints(self, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         """A transaction of checkpoints alone. Raises NotCommitted or OutcomeUnknown."""
-        await self.write_state([], checkpoints)
+        await self.write_state(checkpoints)
         await self.producer.commit()
         self.checkpoints.update(checkpoints)
 
-    async def write_state(self, blocks: list[Record], checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
-        """Writes history and checkpoints into the transaction. Raises NotCommitted or Fenced."""
+    async def write_history(self, blocks: Mapping[TopicPartition, HistoryBlock]) -> dict[TopicPartition, int]:
+        """Writes the blocks into the transaction. Returns their offsets. Raises NotCommitted or Fenced.
+
+        Other lanes may write to the same partitions of the history, so the offsets are those that Kafka names.
+        """
+        tps = grouped((mirror_lane_of(*tp, self.histories), tp) for tp in blocks)
+        parts = {
+            number: _encoded(
+                (self.config.history_topic, number),
+                self.history_id,
+                [(checkpoint_key(*tp), blocks[tp].encode(), []) for tp in found],
+            )
+            for number, found in tps.items()
+        }
+        if parts:
+            await self.producer.write(list(parts.values()))
+        offsets: dict[TopicPartition, int] = {}
+        for number, part in parts.items():
+            for index, tp in enumerate(tps[number]):
+                first, base = max(one for one in part.offsets if one[0] <= index)
+                if base < 0:
+                    raise NotCommitted(f"{part.topic}-{part.number}: the offset of a history block is not known")
+                offsets[tp] = base + index - first
+        return offsets
+
+    async def write_state(self, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
+        """Writes checkpoints into the transaction. Raises NotCommitted or Fenced."""
         states: list[Record] = [(checkpoint_key(*tp), after.encode(), []) for tp, after in checkpoints.items()]
-        parts = [_encoded(self.producer.lane.state, self.producer.state_topic_id, states)]
-        if blocks:
-            history = self.config.history_topic, self.producer.lane.number
-            parts.append(_encoded(history, self.history_id, blocks))
-        await self.producer.write(parts)
-        for part in parts[1:]:
-            first, base = part.offsets[0]
-            if base < 0:
-                raise NotCommitted(f"{part.topic}-{part.number}: the offset of a history block is not known")
-            if base != self.history_next + first:
-                # A marker that Kafka left out (see `hanging_transactions`): ending this by an abort would end the
-                # transaction before alike. A reader of the history searches around the predicted offset of a block.
-                log.event(
-                    "history_offset_shifted", lane=self.producer.lane.number, predicted=self.history_next, at=base
-                )
-                self.history_next = base - first
+        await self.producer.write([_encoded(self.producer.lane.state, self.producer.state_topic_id, states)])
 
     def _batch_bytes(self, partition: MirroredPartition) -> int:
         """The limit of a coalesced batch; 0: none is coalesced, since that was rejected."""
@@ -237,12 +252,11 @@ def _advanced(
     last: CopiedBatch,
     ranges: Sequence[OffsetRange],
     origin: ChainOrigin | None,
-    block_offset: int,
 ) -> tuple[HistoryBlock | None, MirrorCheckpoint]:
-    """The partition's block of the history, where it keeps one, and its checkpoint after the ``last`` batch.
+    """The partition's block of the history, where it keeps one, and its checkpoint after the ``last`` batch, which does
+    not lead to that block yet (`_behind`).
 
-    ``ranges``: of the batches written, from the remote's offsets to those here. ``block_offset``: where the block
-    will be in the history.
+    ``ranges``: of the batches written, from the remote's offsets to those here.
     """
     before, chained = partition.checkpoint, None
     local_next = ranges[-1].local + ranges[-1].size
@@ -256,8 +270,6 @@ def _advanced(
     block = None
     if ranges and partition.keeps_history:
         block = HistoryBlock(source_id, number, pointers, tuple(ranges))
-        pointer = BlockPointer(block_offset, ranges[0].source, ranges[0].local)
-        number, pointers = number + 1, pointers_after(number, pointers, pointer)
     return block, MirrorCheckpoint(
         source_id=partition.source_id,
         local_id=partition.local_id,
@@ -273,13 +285,28 @@ def _advanced(
     )
 
 
-async def read_checkpoints(
-    kafka: KafkaClient, topic: str, lane: int, up_to: int = 0
-) -> dict[TopicPartition, MirrorCheckpoint]:
-    """The committed checkpoint of each partition. Raises as `replay_states` does."""
-    found: dict[TopicPartition, MirrorCheckpoint] = {}
+def _behind(checkpoint: MirrorCheckpoint, block: HistoryBlock, offset: int) -> MirrorCheckpoint:
+    """The checkpoint that leads to the block, which is the last one."""
+    pointer = BlockPointer(offset, block.ranges[0].source, block.ranges[0].local)
+    pointers = pointers_after(block.number, block.pointers, pointer)
+    return replace(checkpoint, blocks=block.number + 1, pointers=pointers)
+
+
+class LaneContent(NamedTuple):
+    """The committed checkpoint of each partition; ``lanes``: their number, if it was changed."""
+
+    checkpoints: dict[TopicPartition, MirrorCheckpoint]
+    lanes: LaneCount | None
+
+
+async def read_lane(kafka: KafkaClient, topic: str, lane: int, up_to: int = 0) -> LaneContent:
+    """Raises as `replay_states` does."""
+    found, count = dict[TopicPartition, MirrorCheckpoint](), list[LaneCount]()
 
     def apply(key: bytes, value: bytes | None) -> None:
+        if key == COUNT_KEY and value is not None:
+            count.append(LaneCount.decode(value))
+            return
         tp = partition_of_key(key)
         if value is None:
             found.pop(tp, None)
@@ -287,7 +314,7 @@ async def read_checkpoints(
             found[tp] = MirrorCheckpoint.decode(value)
 
     await replay_states(kafka, topic, lane, apply, up_to, "logferry lanes --mirror")
-    return found
+    return LaneContent(found, count[-1] if count else None)
 
 
 async def stops_of_targets(kafka: KafkaClient, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[str, str]]:

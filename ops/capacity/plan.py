@@ -231,7 +231,7 @@ def _mirror(site: Site, at: Rates) -> list[Need]:
     return [
         Need("mirror", "link", wire, "Gbit/s", f"into one data centre, {why}"),
         Need("mirror", "workers", workers, "workers", "1.05 s/GB, doubled for TLS, 60% busy"),
-        Need("mirror", "lanes", max(6, 2 * workers), "lanes", "2 for each worker; fixed"),
+        Need("mirror", "lanes", max(6, 2 * workers), "lanes", "2 for each worker"),
         Need("mirror", "backlog", backlog / 1000, "TB", f"stored bytes of {site.outage_h:g} h at the peak"),
         Need("mirror", "catch-up", _hours(backlog, free), "h", f"over {site.link_gbit:g} Gbit/s, {LINK:.0%} of it"),
     ]

@@ -1,4 +1,4 @@
-"""``logferry lanes``: changes the number of the gateway's lanes, and repairs a lane whose state cannot be read.
+"""``logferry lanes``: changes the number of lanes of gateway or mirror, and repairs a lane that cannot be read.
 
 ``--to``: see `lane_change`.
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     """0 done. Raises CommandError, whose exit status is 1 (refused or not confirmed), 2 (wrong use or configuration) or
     3 (Kafka does not answer)."""
     description = (
-        "Changes the number of the gateway's lanes while it runs (--to): writers wait for some seconds, nothing is "
+        "Changes the number of lanes while gateway or mirror run (--to): writers wait for some seconds, nothing is "
         "lost or doubled. All workers must have this version, and none may start or stop meanwhile. Killed at any "
         "step, the old or the new number holds; repeat it then. "
         "Or repairs a stopped lane (--forget): forgets a record of the state topic that cannot be decoded. The lane "
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     service.add_argument("--mirror", action="store_true", help="a lane of the mirror, not of the gateway")
     service.add_argument("--deliver", action="store_true", help="a lane of deliver, not of the gateway")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--to", type=int, metavar="N", help="the new number of the gateway's lanes, 1 to 1024")
+    what.add_argument("--to", type=int, metavar="N", help="the new number of lanes, 1 to 1024")
     what.add_argument("--forget", metavar="LANE:OFFSET", help="the record, as `logferry status` names it")
     option("--yes", action="store_true", help="do it without asking")
     args = parser.parse_args(argv)
@@ -108,13 +108,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _change(args: argparse.Namespace) -> int:
-    if args.mirror or args.deliver:
-        why = "the offset history points into its lanes" if args.mirror else "its lanes are fixed"
-        raise UsageError(f"--to: changes the lanes of the gateway alone; {why}")
+    if args.deliver:
+        raise UsageError("--to: changes the lanes of gateway and mirror; those of deliver are fixed")
     if not 1 <= args.to <= _MOST_LANES:
         raise UsageError(f"--to: {args.to} is not 1 to {_MOST_LANES}")
     try:
-        config = load_gateway(args.config)
+        config = load_mirror(args.config) if args.mirror else load_gateway(args.config)
         changed = asyncio.run(_change_to(config, args.to))
     except ChangeRefused as error:
         raise CommandError(str(error)) from None
@@ -125,13 +124,13 @@ def _change(args: argparse.Namespace) -> int:
     if not changed.paused_s:
         print(f"there are {args.to} lanes already")
         return 0
-    moved = f"{changed.moved} states moved, writers waited {changed.paused_s:.1f} s"
+    moved = f"{changed.moved} states moved, all waited {changed.paused_s:.1f} s"
     print(f"{changed.before} lanes are {args.to} now: {moved}")
     print(f"the setting `lanes` ({config.lanes}) stays as it is: it is the number at the beginning")
     return 0
 
 
-async def _change_to(config: Config, to: int) -> Changed:
+async def _change_to(config: Config | MirrorConfig, to: int) -> Changed:
     async with connected(kafka_options(config.kafka)) as kafka:
         return await LaneChange(kafka, config, to, lambda text: print(text, flush=True)).run()
 

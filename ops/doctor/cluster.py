@@ -26,6 +26,7 @@ from logferry.gateway.service.preflight import broker_risks, check_abilities, ch
 from logferry.gateway.tls import kafka_options
 from logferry.gateway.topics.health import weakness
 from logferry.gateway.topics.present_lanes import PresentLanes
+from logferry.mirror.config import MirrorConfig
 from logferry.ops.doctor.host import clock
 from logferry.ops.doctor.role import Check, Cluster, Role, State, TopicRights
 
@@ -149,7 +150,7 @@ async def _topics(subject: str, cluster: Cluster, kafka: KafkaClient) -> AsyncIt
         text = f"{service.state_topic} is not there, or may not be described: the first start creates it"
         yield Check("Kafka", subject, State.WARNING, text, "nothing before the first start; else grant Describe")
     accepted = service.accept_weak_kafka
-    count = await PresentLanes(kafka, service).read() if isinstance(service, Config) else None
+    count = await PresentLanes(kafka, service).read() if isinstance(service, Config | MirrorConfig) else None
     for name in (*_own(cluster, view.topics), *(name for name in data if name.startswith(cluster.durable or "\n"))):
         found = settings[name]
         if isinstance(found, Exception):

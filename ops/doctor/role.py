@@ -138,14 +138,17 @@ def _own_topics(state_topic: str) -> tuple[TopicRights, ...]:
     return TopicRights(state_topic, False, _DATA), log
 
 
+def _number_of_lanes(config: ServiceConfig) -> TopicRights:
+    return TopicRights(f"{config.group}.lanes", False, ("READ",), may_lack=True)
+
+
 def _gateway(path: Path) -> Role:
     from logferry.gateway.config import load
 
     config = load(path)
     own, copies = f"{config.dc}.", [TopicRights(f"{dc}.", True, _COPY) for dc in config.data_centres]
     data = TopicRights(own, True, _DATA, ("ALTER",), "grows topics over HTTP")
-    number = TopicRights(f"{config.group}.lanes", False, ("READ",), may_lack=True)
-    needs = (data, *_own_topics(config.state_topic), number, *copies)
+    needs = (data, *_own_topics(config.state_topic), _number_of_lanes(config), *copies)
     cluster = Cluster("kafka", config.kafka, needs, config, config.group, (own,), reads_time=True)
     return _service(config, [cluster])
 
@@ -160,6 +163,7 @@ def _mirror(path: Path) -> Role:
     local = (
         *copies,
         *_own_topics(config.state_topic),
+        _number_of_lanes(config),
         TopicRights(config.history_topic, False, _DATA, ("DELETE",), "bounds its size"),
     )
     clusters = [Cluster("kafka", config.kafka, local, config, config.group)]
@@ -249,7 +253,7 @@ def _push(path: Path) -> Role:
             config = parse(["--config", str(path)])
     except SystemExit:
         raise Unreadable(said.getvalue().strip().rpartition("error: ")[2] or f"{path} cannot be used") from None
-    gateways = [Endpoint(url, config.ca_file) for centre in config.data_centres for url in centre.urls]
+    gateways = [Endpoint(url, config.tls.ca_file) for centre in config.data_centres for url in centre.urls]
     secrets = [Path(centre.token_file) for centre in config.data_centres if centre.token_file]
     return Role("push", gateways=gateways, folders=[("state_dir", Path(config.state_dir))], secrets=secrets)
 

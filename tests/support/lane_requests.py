@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.lane_count import LaneCount
 from logferry.gateway.contract.source_state import SourceIdentity
@@ -12,7 +11,7 @@ from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.transaction import Draft, Outcome, Request, WriteChunks
-from logferry.gateway.topics.present_lanes import PresentLanes
+from logferry.gateway.topics.present_lanes import Laned, PresentLanes
 
 NOW: Final = 1_700_000_000_000
 LAPSE: Final = 900_000
@@ -22,7 +21,7 @@ TOPIC: Final = TopicFacts("dc1.t", bytes(range(16)), 4, 1 << 20)
 class FixedLanes(PresentLanes):
     """One lane, whoever asks."""
 
-    def __init__(self, kafka: KafkaClient, config: Config) -> None:
+    def __init__(self, kafka: KafkaClient, config: Laned) -> None:
         super().__init__(kafka, config)
         self.count = LaneCount(1, 1, 0)
 

@@ -28,6 +28,7 @@ from logferry.mirror.lanes.lane import MirrorLane
 from logferry.mirror.lanes.target_topics import TargetTopics
 from logferry.mirror.remote import MemoryBudget
 
+from tests.support.lane_requests import FixedLanes
 from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
 
 TOPIC = "dc1.t"
@@ -194,6 +195,7 @@ class MirrorWorld:
             links=self.links,
             budget=self.budget,
             chains=ChainHistories({}),
+            lanes=FixedLanes(self.here, self.config),
         )
 
     async def _confirm(self, number: int) -> None: ...
@@ -223,7 +225,7 @@ class MirrorWorld:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _make_producer(self, kafka: Any, lane: Any, before: Any = None) -> MemoryProducer:
+    def _make_producer(self, kafka: Any, lane: Any, before: Any = None, change: Any = None) -> MemoryProducer:
         self.before.append(before)
         self.producers.append(MemoryProducer(self, lane, len(self.producers)))
         return self.producers[-1]

@@ -139,7 +139,7 @@ IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random
 # Sub-packages and modules that decide and touch nothing: no I/O, no clock, no random numbers.
 PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
-    *("gateway.access.rights", "gateway.admin_log.records"),
+    *("gateway.access.rights", "gateway.admin_log.records", "gateway.service.lane_states"),
     *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request", "gateway.http.shared_limits"),
     *("gateway.lanes.receipts", "gateway.lanes.resolution", "gateway.lanes.uploads"),
     *("gateway.receivers.bulk", "gateway.receivers.hec"),

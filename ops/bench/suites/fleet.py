@@ -109,11 +109,12 @@ class _SimulatedClient:
                 due += _LINE_EVERY_S
             tail.next_look = now
             tail.look(now)
-            job = source.next_job(now, int(time.time() * 1000), self._idle_s)
+            job = source.next_job(now, int(time.time() * 1000), self._idle_s, False)
             if job is None:
                 await asyncio.sleep(max(min(source.next_due(now, self._idle_s), due) - time.monotonic(), 0.0))
                 continue
-            source.busy, source.unsaved = True, False  # the checkpoint is not simulated
+            source.unsaved = False  # the checkpoint is not simulated
+            source.leave(job, now)
             outcome = await self._follow(self._pusher.request(job))
             now = time.monotonic()
             answer = outcome.answer

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from logferry.gateway.service import lane_change
-from logferry.gateway.service.lane_change import LaneChange, LaneStates
+from logferry.gateway.service.lane_change import LaneChange
+from logferry.gateway.service.lane_states import LaneStates
 from logferry.ops.cli.main import main
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, OffsetRange
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.transactional_producer import PartitionBatches, TransactionalProducer
-from logferry.gateway.kafka.types import LaneIdentity, Record
+from logferry.gateway.kafka.types import LaneIdentity
 from logferry.mirror.__main__ import main
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.copy.batch_rewrite import CoalescedBatch
@@ -80,15 +80,13 @@ def checkpoint_late() -> None:
     # Each lane by itself: where nothing is known of a partition that has records, a worker stops it.
     passed, write_state = Counter[int](), LaneTransactions.write_state
 
-    async def late(
-        self: LaneTransactions, blocks: list[Record], checkpoints: Mapping[TopicPartition, MirrorCheckpoint]
-    ) -> None:
+    async def late(self: LaneTransactions, checkpoints: Mapping[TopicPartition, MirrorCheckpoint]) -> None:
         await self.producer.commit()
         number = self.producer.lane.number
         passed[number] += 1
         if passed[number] > _PASS:
             os.kill(os.getpid(), signal.SIGKILL)
-        await write_state(self, blocks, checkpoints)
+        await write_state(self, checkpoints)
 
     LaneTransactions.write_state = late  # type: ignore[method-assign]
 

@@ -18,7 +18,8 @@ from logferry.gateway.contract.lane_count import COUNT_KEY, MOVED, LaneCount
 from logferry.gateway.contract.names import lane_of
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.contract.upload_state import StagedPiece, UploadCommit, UploadState, upload_key
-from logferry.gateway.service.lane_change import ChangeRefused, LaneChange, LaneStates, key_of, moves
+from logferry.gateway.service.lane_change import ChangeRefused, LaneChange
+from logferry.gateway.service.lane_states import LaneStates, key_of, moves
 
 _OPENINGS, _COMMANDS, _CHUNKS = 2, 2, 2
 

@@ -18,7 +18,7 @@ from logferry.gateway.contract.source_state import FENCE_KEY, SourceIdentity, So
 from logferry.gateway.errors import LaneLost, LaneMoved
 from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord
 from logferry.gateway.kafka.types import TopicFacts
-from logferry.gateway.lanes import lane as lanes_module
+from logferry.gateway.lanes import lifecycle
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.transaction import SessionOutcome, WriteChunks, WriteOutcome
@@ -178,7 +178,7 @@ async def test_a_lane_says_nothing_of_a_source_that_its_replay_gives_to_another_
 
 
 async def test_a_lane_is_not_opened_while_the_number_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "_CHANGING_S", 0.001)
+    monkeypatch.setattr(lifecycle, "CHANGING_S", 0.001)
 
     class Changing(FixedLanes):
         left = 5

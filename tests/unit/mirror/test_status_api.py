@@ -60,7 +60,13 @@ async def serving(lane: Lane, patch: pytest.MonkeyPatch, **settings: Any) -> Asy
     patch.setattr("logferry.mirror.status_api.REGISTRY", CollectorRegistry())
     world = MirrorWorld(**settings)
     ownership: Any = SimpleNamespace(
-        lanes={0: lane}, held=list, url="http://a", other_workers=list, is_settled=True, wait_for_news=lane.opens
+        lanes={0: lane},
+        held=list,
+        url="http://a",
+        other_workers=list,
+        is_settled=True,
+        wait_for_news=lane.opens,
+        number_of_lanes=lambda: 1,
     )
     routes = Routes(Gate(world.config))
     world.links["dc1"] = RemoteCluster(

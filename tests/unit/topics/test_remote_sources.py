@@ -18,7 +18,9 @@ from tests.support.mirror_lane import MemoryCluster, topic
 
 async def test_a_state_that_cannot_be_decoded_is_named_until_a_later_one_replaces_it() -> None:
     states = "logferry.gateway.dc1.state"
-    kafka: Any = MemoryCluster("here", topic(states, 1), topic("logferry.mirror.dc2.state", 1))
+    kafka: Any = MemoryCluster(
+        "here", topic(states, 1), topic("logferry.mirror.dc2.state", 1), topic("logferry.mirror.dc2.pairs", 1)
+    )
     kafka.records["logferry.mirror.dc2.state", 0] = []
     source, state = SourceIdentity("dc1.t", None, "web"), SourceState(b"i" * 16, 0, 5, None, 0, 1)
     records = kafka.records[states, 0] = [KafkaRecord(0, 0, source.state_key(), b"\x09" + state.encode()[1:], [])]
@@ -54,7 +56,9 @@ async def test_a_source_whose_lane_has_changed_is_found(new_lane: list[Any], exp
             return KafkaRecord(offset, 0, COUNT_KEY, count, [])
         return KafkaRecord(offset, 0, key, None if what is None else state(what).encode(), [])
 
-    kafka: Any = MemoryCluster("here", topic(states, 2), topic("logferry.mirror.dc2.state", 1))
+    kafka: Any = MemoryCluster(
+        "here", topic(states, 2), topic("logferry.mirror.dc2.state", 1), topic("logferry.mirror.dc2.pairs", 1)
+    )
     kafka.records["logferry.mirror.dc2.state", 0] = []
     kafka.records[states, 0] = [record(0, 5), record(1, "count"), KafkaRecord(2, 0, key, None, MOVED_TO_ONE)]
     kafka.records[states, 1] = [record(*place) for place in enumerate(new_lane)]
@@ -65,7 +69,9 @@ async def test_a_source_whose_lane_has_changed_is_found(new_lane: list[Any], exp
 async def copies_of_a_move(partitions: int, *kept: tuple[int, list[KafkaRecord]]) -> Any:
     """What is found of a source that moved from lane 0 of one to lane 1 of two, where the copies have these records."""
     states = "logferry.gateway.dc1.state"
-    kafka: Any = MemoryCluster("here", topic(states, partitions), topic("logferry.mirror.dc2.state", 1))
+    kafka: Any = MemoryCluster(
+        "here", topic(states, partitions), topic("logferry.mirror.dc2.state", 1), topic("logferry.mirror.dc2.pairs", 1)
+    )
     kafka.records["logferry.mirror.dc2.state", 0] = []
     for number in range(partitions):
         kafka.records[states, number] = dict(kept).get(number, [])

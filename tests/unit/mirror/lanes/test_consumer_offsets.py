@@ -16,6 +16,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.consumer_groups import CommitRefused, GroupState
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
 from logferry.gateway.topics.copies import OffsetTranslation
+from logferry.gateway.topics.present_lanes import PresentLanes
 from logferry.mirror.config import MirrorConfig
 from logferry.mirror.lanes import consumer_offsets
 from logferry.mirror.lanes.chain import ChainHistories
@@ -141,7 +142,7 @@ async def test_each_group_is_asked_for_by_one_worker_and_by_another_one_when_tha
     config = MirrorConfig.model_validate({"dc": "dc2", "kafka": kafka, "remote": [{"dc": "dc1", "kafka": kafka}]})
     workers: list[Any] = [SimpleNamespace(lanes=dict.fromkeys(lanes)) for lanes in ((0, 2), (1, 3))]
     one = link()
-    syncs = [sync_of(one, partial(_carries, config, worker)) for worker in workers]
+    syncs = [sync_of(one, partial(_carries, PresentLanes(one.kafka, config), worker)) for worker in workers]
     for sync in syncs:
         await sync.sync(one)
     assert sorted(group for groups in Groups.asked for group in groups) == ["a", "b", "c", "d"]
@@ -191,7 +192,7 @@ async def test_what_was_carried_costs_no_request_here_again() -> None:
 
 async def test_a_checkpoint_that_cannot_be_decoded_concerns_its_partition_alone() -> None:
     state, good = "logferry.mirror.dc2.state", MirrorCheckpoint(b"1" * 16, b"2" * 16, 100, 50, 40, 0, 0, 0, 0, ())
-    here = MemoryCluster("here", topic(state, 1))
+    here = MemoryCluster("here", topic(state, 1), topic("logferry.mirror.dc2.pairs", 1))
     here.records[state, 0] = [
         KafkaRecord(offset, 0, key, value, [])
         for offset, (key, value) in enumerate(

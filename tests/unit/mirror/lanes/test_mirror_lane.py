@@ -15,7 +15,7 @@ from logferry.gateway.kafka.transactional_producer import NotCommitted
 from logferry.gateway.lanes.lifecycle import now_ms
 from logferry.gateway.topics import health
 from logferry.mirror.lanes.stops import CannotResume
-from logferry.mirror.lanes.transaction import read_checkpoints
+from logferry.mirror.lanes.transaction import read_lane
 
 from tests.support.mirror_lane import TOPIC, MemoryCluster, MirrorWorld, topic, until
 from tests.unit.mirror.copy.test_batch_rewrite import encoded, record
@@ -285,24 +285,24 @@ async def test_a_state_that_cannot_be_read_stops_its_lane_alone(damage: str) -> 
     here: Any = (BrokenState if damage == "batch" else MemoryCluster)("here")
     here.records["state", 2] = [KafkaRecord(0, 0, checkpoint_key(TOPIC, 0), b"\x09 of a newer version", [])]
     with pytest.raises(LaneUnreadable, match="state-2"):
-        await read_checkpoints(here, "state", 2)
+        await read_lane(here, "state", 2)
 
 
 async def test_a_later_checkpoint_replaces_one_that_cannot_be_read() -> None:
     here: Any = MemoryCluster("here")
     key = checkpoint_key(TOPIC, 0)
     here.records["state", 2] = [KafkaRecord(0, 0, key, b"\x09", []), KafkaRecord(1, 0, key, None, [])]
-    assert await read_checkpoints(here, "state", 2) == {}
+    assert (await read_lane(here, "state", 2)).checkpoints == {}
 
 
 async def test_a_record_of_the_state_that_an_operator_forgot_is_nothing() -> None:
     """Also where the key names no partition."""
     here: Any = MemoryCluster("here")
     here.records["state", 2] = [KafkaRecord(0, 0, b"?", b"\x09", []), KafkaRecord(1, 0, b"?", None, [])]
-    assert await read_checkpoints(here, "state", 2) == {}
+    assert (await read_lane(here, "state", 2)).checkpoints == {}
     here.records["state", 2].pop()
     with pytest.raises(LaneUnreadable, match=r"logferry lanes --mirror --config FILE --forget 2:0"):
-        await read_checkpoints(here, "state", 2)
+        await read_lane(here, "state", 2)
 
 
 async def test_an_original_recreated_with_fewer_partitions_stops_each_of_its_partitions(

@@ -10,8 +10,7 @@ from logferry.ops.commands import lanes
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--to", "8", "--mirror"], "offset history"),
-        (["--to", "8", "--deliver"], "its lanes are fixed"),
+        (["--to", "8", "--deliver"], "those of deliver are fixed"),
         (["--to", "0"], "0 is not 1 to 1024"),
         (["--to", "1025"], "1025 is not 1 to 1024"),
     ],
