@@ -12,7 +12,6 @@ from logferry.ops.bench.harness.peers import PeerMissing
 from logferry.ops.bench.suites import (
     audit,
     compact,
-    console,
     delivery,
     fleet,
     gateway,
@@ -22,6 +21,7 @@ from logferry.ops.bench.suites import (
     overhead,
     push,
     receivers,
+    takeover,
 )
 
 # Every public function of a suite is a benchmark.
@@ -36,8 +36,8 @@ BENCHMARKS: Final[dict[str, Callable[[], Figure]]] = {
         overhead,
         compact,
         receivers,
+        takeover,
         delivery,
-        console,
         hbase,
         fleet,
     )

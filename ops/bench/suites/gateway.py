@@ -1,30 +1,19 @@
-"""Benchmarks of a gateway: writing, reading, latency, isolation, the lag of its event loop, and the cost of many known
-sources: memory of the worker that owns them, and time of a take-over."""
+"""Benchmarks of a gateway: writing, reading, latency, isolation, the console's pages, and its event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import itertools
-import json
+import statistics
 import time
-from functools import cache
-from typing import Final
+from typing import Any, Final
 
+import aiohttp
 import cramjam
 import msgpack
 import uvloop
 from aiokafka import AIOKafkaProducer
-from logferry.gateway.config import Config
-from logferry.gateway.contract.names import lane_of
-from logferry.gateway.contract.source_state import SourceIdentity, SourceState
-from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.hanging_transactions import OpenTransaction, WriteTxnMarkersRequest
-from logferry.gateway.lanes.dedup import SourceTable
-from logferry.gateway.lanes.group_commit import GroupCommit
-from logferry.gateway.lanes.transaction import Draft
-from logferry.gateway.service.lane_change import Changed, LaneChange
-from logferry.gateway.topics.catalog import TopicCatalog
 from logferry.ops.bench.harness import gateways
 from logferry.ops.bench.harness.figures import Figure, Side, alternate, compared, median_ratio, medians
 from logferry.ops.bench.harness.gateways import (
@@ -41,8 +30,7 @@ from logferry.ops.bench.harness.gateways import (
 from logferry.ops.bench.harness.kafka import chunks, connected, java_consumer, java_producer
 from logferry.ops.bench.harness.librdkafka import librdkafka_producer
 from logferry.ops.bench.harness.peers import bare_handler
-from logferry.ops.bench.harness.usage import UsageMeter, quantile_ms, read_lags, rss_mb
-from logferry.ops.stack.stack import Stack
+from logferry.ops.bench.harness.usage import UsageMeter, quantile_ms, read_lags
 
 _ROUNDS: Final = 5
 _FEW_ROUNDS: Final = 3
@@ -51,13 +39,11 @@ _READERS: Final = 8
 _LANES: Final = 8
 _PACKED_BYTES: Final = 512 * 1024
 _CREATED: Final = 7
-_SOURCES: Final = 1_000_000
-_FEW_SOURCES: Final = 10_000
-_REWRITES: Final = 20_000_000
-_STATES_A_TRANSACTION: Final = 500
-_MOVED_SOURCES: Final = 300_000
-_MARKERS: Final = 2_000_000
-_MARKERS_AT_ONCE: Final = 500
+_PAGE_SOURCES: Final = 10_000
+_PAGE_PARTITIONS: Final = 1000
+_PAGE_ROUNDS: Final = 40
+_AT_ONCE: Final = 64
+_PAGE_TOPIC: Final = "console"
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -270,6 +256,65 @@ async def _transactions(bootstrap: str, topic: str, payloads: list[bytes], pause
     return ages_ms
 
 
+def console_page_ms() -> Figure:
+    """p95 of each request that a page of the console repeats, one at a time, at a data centre of two workers.
+
+    10,000 sources with a chunk each in 1,000 partitions, and a consumer that has read nothing of them. ``ours`` has
+    the p95 of each; the value is that of the slowest. A list of all sources takes ten of its requests.
+    """
+    with running_stack(workers=2) as stack:
+        measured = asyncio.run(_page_times(stack.urls()[0]))
+    return Figure("ms", measured, {}, _PAGE_ROUNDS, value=max(measured.values()))
+
+
+async def _page_times(url: str) -> dict[str, float]:
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as session:
+        await _ask(session, "PUT", f"/v1/topics/{_PAGE_TOPIC}", json={"partitions": _PAGE_PARTITIONS})
+        await asyncio.gather(*(_write_source(session, number) for number in range(_PAGE_SOURCES)))
+        offsets = "/v1/consumers/console/offsets"
+        await _ask(session, "PUT", offsets, json={"topic": f"dc1.{_PAGE_TOPIC}", "to": "earliest"})
+        last_page = (await _ask(session, "GET", f"/v1/topics/{_PAGE_TOPIC}/sources"))["next"]
+        paths = {
+            "workers": "/v1/workers",
+            "mirror": "/v1/mirror",
+            "topics": "/v1/topics",
+            "topics_sizes": "/v1/topics?sizes=true",
+            "topics_at": "/v1/topics?at_ms={at_ms}",
+            "sources_page": f"/v1/topics/{_PAGE_TOPIC}/sources?after={last_page}",
+            "sources_silent": f"/v1/topics/{_PAGE_TOPIC}/sources?idle_for_ms=3600000",
+            "source": f"/v1/topics/{_PAGE_TOPIC}/sources/host7",
+            "consumers": "/v1/consumers",
+            "offsets": f"{offsets}?records_only=true",
+            "subscriptions": "/v1/subscriptions",
+        }
+        return {name: await _p95_ms(session, path) for name, path in paths.items()}
+
+
+async def _p95_ms(session: aiohttp.ClientSession, path: str) -> float:
+    took_ms = []
+    for number in range(_PAGE_ROUNDS):
+        began = time.perf_counter()
+        await _ask(session, "GET", path.replace("{at_ms}", str(int(time.time() - 3600 + number) * 1000)))
+        took_ms.append(1000 * (time.perf_counter() - began))
+    return round(statistics.quantiles(took_ms, n=20)[-1], 1)
+
+
+async def _write_source(session: aiohttp.ClientSession, number: int) -> None:
+    await _ask(
+        session, "POST", f"/v1/topics/{_PAGE_TOPIC}/sources/host{number}/chunks?seqno=100&prev=0", data=b"x" * 100
+    )
+
+
+async def _ask(session: aiohttp.ClientSession, method: str, path: str, **request: Any) -> Any:
+    """The answer; what changes something is asked for until it is done, which may be repeated."""
+    while True:
+        async with session.request(method, path, **request) as answer:
+            if answer.status != 503 or method == "GET":
+                answer.raise_for_status()
+                return await answer.json()
+        await asyncio.sleep(1)
+
+
 # ---- the event loop ----------------------------------------------------------------------------------------------
 
 
@@ -296,122 +341,3 @@ def loop_lag_p99_ms() -> Figure:
         rounds = alternate(_ROUNDS, lambda _: side(*packed), lambda _: side(Load("plain", bodies, 32)))
     ours = {**medians(rounds[0]), "of_plain": median_ratio(rounds, "lag_p99_ms")}
     return Figure("ms packed", ours, medians(rounds[1]), _ROUNDS, value=ours["lag_p99_ms"])
-
-
-# ---- many known sources ------------------------------------------------------------------------------------------
-
-
-def many_sources_rss_mb() -> Figure:
-    """Resident memory of a worker that owns a million sources; throughput of 100 more sources, before and with them."""
-    ours = _measured(_SOURCES, _SOURCES)
-    return Figure("MB", ours, {"mb_s": ours["mb_s_before"]}, 1, value=round(ours["rss_mb"], 1))
-
-
-def many_sources_takeover_s() -> Figure:
-    """Fence and replay of all lanes with a million sources by one worker."""
-    ours = _measured(_SOURCES, _SOURCES)
-    return Figure("s", ours, {}, 1, value=round(ours["takeover_s"], 2))
-
-
-def rewritten_states_takeover_s() -> Figure:
-    """Fence and replay of all lanes by one worker, directly after 20 million states of 10,000 sources were written."""
-    ours = _measured(_FEW_SOURCES, _REWRITES)
-    return Figure("s", ours, {}, 1, value=round(ours["takeover_s"], 2))
-
-
-def takeover_per_million_markers_s() -> Figure:
-    """Fence and replay of all lanes by one worker, with as many markers of old transactions, for a million of them.
-
-    A marker is what a transaction leaves when its states are compacted.
-    """
-    with running_stack(1, lanes=_LANES, restart=False) as stack:
-        without_s = _taken_over_s(stack)
-        uvloop.run(_write_markers(stack.cluster().bootstrap, "logferry.gateway.dc1.state"))
-        with_s = _taken_over_s(stack)
-    ours = {"takeover_s": with_s, "without_s": without_s}
-    return Figure("s", ours, {}, 1, value=round(with_s * 1_000_000 / _MARKERS, 2))
-
-
-def lane_change_paused_s() -> Figure:
-    """For so long nothing can be recorded while 8 lanes with 300,000 sources become 32."""
-    with running_stack(1, lanes=_LANES, restart=False) as stack:
-        topic, bootstrap = make_topic(stack, "many", 16), stack.cluster().bootstrap
-        uvloop.run(_write_states(bootstrap, topic, _MOVED_SOURCES, _MOVED_SOURCES))
-        changed = uvloop.run(_change_lanes(bootstrap, 32))
-    ours = {"paused_s": changed.paused_s, "moved": float(changed.moved)}
-    return Figure("s", ours, {}, 1, value=round(changed.paused_s, 2))
-
-
-async def _change_lanes(bootstrap: str, to: int) -> Changed:
-    weak = ["replication", "min-isr"]
-    settings = {"dc": "dc1", "lanes": _LANES, "accept_weak_kafka": weak, "kafka": {"bootstrap_servers": bootstrap}}
-    async with connected(bootstrap) as kafka:
-        return await LaneChange(kafka, Config.model_validate(settings), to, print).run()
-
-
-async def _write_markers(bootstrap: str, topic: str) -> None:
-    """Ends transactions of producers that have written nothing: Kafka keeps the markers."""
-    async with connected(bootstrap) as kafka:
-
-        async def write(lane: int) -> None:
-            leader = await kafka.present_leader(topic, lane)
-            for _ in range(_MARKERS // _LANES // _MARKERS_AT_ONCE):
-                ends = [OpenTransaction((topic, lane), leader, 10**6 + n, 1, 0, 0, 0) for n in range(_MARKERS_AT_ONCE)]
-                await kafka.send(leader, WriteTxnMarkersRequest(ends, 1, committed=True))
-
-        await asyncio.gather(*map(write, range(_LANES)))
-
-
-@cache
-def _measured(sources: int, writes: int) -> Side:
-    """A worker takes over its lanes after ``writes`` states of ``sources`` were written."""
-    payloads = chunks(256, CHUNK_BYTES)
-    with running_stack(1, lanes=_LANES, restart=False) as stack:
-        few = loaded(stack, Load("few", payloads, 100))
-        topic = make_topic(stack, "many", 16)
-        uvloop.run(_write_states(stack.cluster().bootstrap, topic, sources, writes))
-        taken_over_s = _taken_over_s(stack)
-        rss = rss_mb(gateways.gateway_pids(stack))
-        many = loaded(stack, Load("with-many", payloads, 100))
-    return {"rss_mb": rss, "takeover_s": taken_over_s, "mb_s": many["mb_s"], "mb_s_before": few["mb_s"]}
-
-
-async def _write_states(bootstrap: str, topic: str, sources: int, writes: int) -> None:
-    """Writes the states in transactions of the lanes, as a gateway does."""
-    config = Config.model_validate({"dc": "dc1", "lanes": _LANES, "kafka": {"bootstrap_servers": bootstrap}})
-    keys: list[list[bytes]] = [[] for _ in range(_LANES)]
-    for number in range(sources):
-        source = SourceIdentity(topic, None, f"host-{number:07d}.example.net:/var/log/nginx/access.log")
-        keys[lane_of(source.key, _LANES)].append(source.state_key())
-
-    async def write(kafka: KafkaClient, topic_id: bytes, lane: int) -> None:
-        producer = GroupCommit(kafka, TopicCatalog(kafka, config), config, lane)
-        await producer.fence()
-        seqno, now_ms = 250_000, int(time.time() * 1000)
-        wanted = itertools.islice(itertools.cycle(keys[lane]), len(keys[lane]) * writes // sources)
-        while batch := list(itertools.islice(wanted, _STATES_A_TRANSACTION)):
-            draft = Draft(SourceTable(), now_ms)
-            for key in batch:
-                seqno += 1
-                draft.states[key] = SourceState(topic_id, lane, seqno, 0, now_ms, now_ms).encode()
-            await producer.settled()
-            await producer.transact(draft)
-        await producer.discard()
-
-    async with connected(bootstrap) as kafka:
-        topic_id = (await kafka.describe_topic(topic)).id
-        await asyncio.gather(*(write(kafka, topic_id, lane) for lane in range(_LANES)))
-
-
-def _taken_over_s(stack: Stack) -> float:
-    """Restarts the worker. Time from its first fence until the last lane serves, by its log."""
-    log = stack.child("gateway-0").log
-    since = len(log.read_text())
-    stack.restart("gateway-0")
-    stack.wait_ready()
-    events = [json.loads(line) for line in log.read_text()[since:].splitlines() if line.startswith("{")]
-    opened = [event for event in events if event["event"] == "lane_open"]
-    if len(opened) < _LANES:
-        raise RuntimeError(f"{len(opened)} lanes opened, {_LANES} were expected")
-    slowest_ms: int = max(event["fence_ms"] + event["replay_ms"] for event in opened)
-    return slowest_ms / 1000

@@ -60,6 +60,7 @@ def test_the_client_imports_the_standard_library_and_the_contract() -> None:
         "logferry.gateway.contract.chunk",
         "logferry.gateway.contract.names",
         "logferry.gateway.contract.syslog_frames",
+        "logferry.gateway.errors",
     }
     others = {name.partition(".")[0] for name in imported - ours}
     if sys.version_info >= (3, 10):  # it lists the modules of the standard library

@@ -224,6 +224,7 @@ def test_a_part_of_a_request_is_no_proof_that_all_of_it_was_acknowledged(client:
     client.now += 5
     client.agent.tick(client.now)
     (source, first), *others = ahead(client, 2)
+    assert first.batch is not None
     part = first.batch._replace(data=first.batch.data[:1024], pieces=first.batch.pieces[:1])
     client.pusher.perform(first._replace(batch=part))
     gateway.sources[source.name].session += 1  # that of another client

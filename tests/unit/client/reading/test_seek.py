@@ -59,7 +59,8 @@ def test_a_paused_partition_leaves_its_room_to_the_others() -> None:
 def test_each_delivery_continues_where_the_last_one_or_the_move_left(seed: int) -> None:
     rng = random.Random(seed)
     served, turns = Served(15, 15), rotation(rng.randint(1, 4), None, None)
-    wanted, paused, flying, seen = {A: 0, B: 0}, set(), [], 0
+    paused: set[tuple[str, int]] = set()
+    wanted, flying, seen = {A: 0, B: 0}, [], 0
     for step in range(600):
         ask = turns.next_request(float(step))
         if ask is not None:

@@ -169,7 +169,7 @@ def test_a_certificate_is_shown_to_a_gateway_that_wants_one(
         cert.write_bytes(own.private_key_and_cert_chain_pem.bytes())
     else:
         key.write_bytes(own.private_key_pem.bytes())
-    assert ask(Dialer(ca_file, cert_file=str(cert), key_file=key and str(key)), url) == 200
+    assert ask(Dialer(ca_file, cert_file=str(cert), key_file=str(key) if key else None), url) == 200
     with pytest.raises(NoResponse):
         ask(Dialer(ca_file), url)
     assert len(server.heads) == 1
