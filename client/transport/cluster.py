@@ -181,11 +181,12 @@ class TroubleLog:
 def pause_s(failures: int, bounds: tuple[float, float], asked_s: float = 0.0) -> float:
     """Exponential with jitter, between half and the whole of the step, so that clients do not retry together.
 
-    ``asked_s``: by a gateway; the pause is that or up to a fifth longer, if it is longer than its own.
+    ``asked_s``: by a gateway, which asks all clients alike. The pause is that, if it is longer than its own, and up to a
+    second more, or a fifth of it; but not more than twice of it.
     """
     first, longest = bounds
     own_s = min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)
-    return max(own_s, asked_s * random.uniform(1.0, 1.2))
+    return max(own_s, asked_s + random.uniform(0.0, max(min(asked_s, 1.0), asked_s / 5)))
 
 
 def deadline_of(timeout_s: float | None) -> float | None:

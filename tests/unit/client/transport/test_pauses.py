@@ -26,9 +26,17 @@ def test_a_fleet_that_fails_at_once_is_spread(asked_s: float) -> None:
         assert peak < 2 * len(late) * width / 30, f"{peak} requests within {width} s"
 
 
+def test_a_fleet_that_is_refused_at_once_does_not_return_at_once() -> None:
+    """A gateway that starts asks all for the same second."""
+    random.seed(5)
+    first = Counter(int(10 * pause_s(1, RETRY_S, 1.0)) for _ in range(CLIENTS))
+    assert min(first) == 10
+    assert max(first.values()) < CLIENTS / 7
+
+
 def test_a_pause_grows_and_is_no_shorter_than_asked() -> None:
     for failures in range(1, 40):
         for asked_s in (0.0, 1.0, 100.0):
             pause = pause_s(failures, RETRY_S, asked_s)
             own_s = min(0.1 * 2 ** (failures - 1), 10)
-            assert max(own_s / 2, asked_s) <= pause <= max(own_s, 1.2 * asked_s)
+            assert max(own_s / 2, asked_s) <= pause <= max(own_s, asked_s + max(min(asked_s, 1), asked_s / 5))
