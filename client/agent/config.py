@@ -20,6 +20,7 @@ from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
 from logferry.client.inputs.inputs import spool_path
 from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
+from logferry.client.transport.compression import check_compression
 from logferry.client.transport.connections import TlsFiles, check_pin, proxies_of
 from logferry.client.transport.kubelet import KubeletSettings
 from logferry.gateway.contract.names import Malformed, check_attributes, check_token, check_topic, check_url, origin_of
@@ -77,7 +78,7 @@ class Config(NamedTuple):
     tls: TlsFiles = TlsFiles()
     pins: tuple[str, ...] = ()
     proxies: Mapping[str, str] = MappingProxyType({})
-    gzip: bool = True
+    compression: str = "gzip"
     chunk_bytes: int = 256 << 10
     line_bytes: int = 1 << 20
     request_bytes: int = 2 << 20
@@ -150,7 +151,7 @@ def _config(given: Settings) -> Config:
         tls=_tls_files(given),
         pins=tuple(_checked(given.label("pin"), check_pin, pin) for pin in given.get("pin", ())),
         proxies=proxies_of(os.environ),
-        gzip=given.get("gzip", True),
+        compression=_checked(given.label("compression"), check_compression, _compression(given)),
         chunk_bytes=int(_between(given, "chunk_bytes", min(256 << 10, line_bytes), SMALLEST_CHUNK_BYTES, line_bytes)),
         line_bytes=line_bytes,
         linger_s=_between(given, "linger_ms", 200, 1, 60_000) / 1000,
@@ -166,6 +167,12 @@ def _config(given: Settings) -> Config:
         metrics_port=int(_between(given, "metrics_port", 0, 0, 65_535)),
         verbose=flags.verbose,
     )
+
+
+def _compression(given: Settings) -> str:
+    """``gzip`` is the older key."""
+    name: str = given.get("compression", "gzip" if given.get("gzip", True) else "none")
+    return name
 
 
 def _required(given: Settings, name: str) -> Any:

@@ -152,7 +152,7 @@ def _serve(config: Config, signals: Signals, has_changed: Callable[[], bool]) ->
         dialer = Dialer(config.tls.ca_file, config.pins, config.proxies, config.tls.cert_file, config.tls.key_file)
         token_files = [centre.token_file for centre in config.data_centres]
         credentials = Credentials(clusters, token_files, dialer)
-        workers = Workers(config.threads, clusters, config.gzip, dialer)
+        workers = Workers(config.threads, clusters, config.compression, dialer)
         open_ones.callback(workers.close, END_GRACE_S)
         signals.serves(workers.wake)
         topics = " ".join(dict.fromkeys(files.topic for files in config.files))

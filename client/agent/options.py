@@ -36,7 +36,7 @@ _OF_FILES = {
 }  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
-    "cert_file": _TEXT, "key_file": _TEXT,
+    "cert_file": _TEXT, "key_file": _TEXT, "compression": _TEXT,
     "host": _TEXT, "gzip": _YES, "chunk_bytes": _WHOLE, "line_bytes": _WHOLE, "linger_ms": _NUMBER,
     "idle_s": _NUMBER, "rotated_timeout_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
@@ -245,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kubelet-token-file", metavar="FILE", help="file with the token for the kubelet (default: none)")
     add("--kubelet-ca-file", metavar="FILE", help="PEM file with the authority of the kubelet's certificate (default:"
         " the system's authorities)")  # fmt: skip
-    add("--no-gzip", action="store_false", default=None, dest="gzip", help="send chunks uncompressed")
+    add("--compression", metavar="KIND", help="gzip (the default), zstd where Python has it, or none")
+    add("--no-gzip", action="store_false", default=None, dest="gzip", help="the same as --compression none")
     add("-v", "--verbose", action="store_true", help="log every request, too")
     return parser

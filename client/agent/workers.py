@@ -103,10 +103,10 @@ def _lasting(config: Config) -> Config:
 class Pusher:
     """Carries out jobs, one at a time. ``clusters``: by the number of their data centre; all threads share them."""
 
-    def __init__(self, clusters: Sequence[GatewayCluster], exchange: _Exchange, gzip: bool = True) -> None:
+    def __init__(self, clusters: Sequence[GatewayCluster], exchange: _Exchange, encoding: str = "gzip") -> None:
         self.clusters = clusters
         self.exchange = exchange
-        self.gzip = gzip
+        self.encoding = encoding
 
     def request(self, job: PushJob) -> SourceRequest:
         """That of the job."""
@@ -114,7 +114,9 @@ class Pusher:
         if job.batch is not None:
             # They may be sent again; uncompressed ones are views of the batch and take no memory.
             parts = list(job.batch.body(job.skips))
-            return SourceRequest(to, "chunks", job.session, parts, gzip=self.gzip, direct=job.direct, owner=job.url)
+            return SourceRequest(
+                *(to, "chunks", job.session, parts), encoding=self.encoding, direct=job.direct, owner=job.url
+            )
         if job.beat is not None:
             said = {name: value for name, value in job.beat._asdict().items() if value is not None}
             return SourceRequest(to, "heartbeat", job.session, json.dumps(said).encode())
@@ -167,7 +169,7 @@ class Workers:
     """``free`` threads can take a job now; every job has a result. If there are several data centres, one more thread
     probes them, so that one that does not answer delays no lines."""
 
-    def __init__(self, count: int, clusters: Sequence[GatewayCluster], gzip: bool, dialer: Dialer) -> None:
+    def __init__(self, count: int, clusters: Sequence[GatewayCluster], encoding: str, dialer: Dialer) -> None:
         self.free = self._count = count
         self.may_probe = len(clusters) > 1
         self._jobs: SimpleQueue[_Task | None] = SimpleQueue()
@@ -176,7 +178,7 @@ class Workers:
 
         def begin(name: str, tasks: SimpleQueue[_Task | None], timeout_s: float) -> threading.Thread:
             connections = Connections(timeout_s, dialer)
-            pusher = Pusher(clusters, connections.exchange, gzip)
+            pusher = Pusher(clusters, connections.exchange, encoding)
             thread = threading.Thread(target=self._work, args=(tasks, pusher, connections), name=name, daemon=True)
             thread.start()
             return thread

@@ -181,8 +181,8 @@ class TroubleLog:
 def pause_s(failures: int, bounds: tuple[float, float], asked_s: float = 0.0) -> float:
     """Exponential with jitter, between half and the whole of the step, so that clients do not retry together.
 
-    ``asked_s``: by a gateway, which asks all clients alike. The pause is that, if it is longer than its own, and up to a
-    second more, or a fifth of it; but not more than twice of it.
+    ``asked_s``: by a gateway, which asks all clients alike. The pause is that, if it is longer than its own, and up to
+    a second more, or a fifth of it; but not more than twice of it.
     """
     first, longest = bounds
     own_s = min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.5, 1.0)

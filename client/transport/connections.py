@@ -15,7 +15,6 @@ import re
 import socket
 import ssl
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Union
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -286,9 +285,3 @@ def cut(connection: http.client.HTTPConnection | None) -> None:
     if link is not None:
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
-
-
-def gzipped(parts: Iterable[bytes | memoryview]) -> bytes:
-    """At the fastest level: it saves bytes on the network, not on a disk."""
-    squeeze = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    return b"".join([*(squeeze.compress(part) for part in parts), squeeze.flush()])

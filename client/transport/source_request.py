@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urljoin
 
 from logferry.client.transport.cluster import GatewayCluster
-from logferry.client.transport.connections import Body, NoResponse, Reply, gzipped
+from logferry.client.transport.compression import compressed
+from logferry.client.transport.connections import Body, NoResponse, Reply
 from logferry.gateway.contract.chunk import MSGPACK
 
 NO_ANSWER = 0
@@ -176,6 +177,7 @@ class SourceRequest:
 
     ``action``: ``session`` and ``heartbeat`` are asked of a given URL, which forwards: so the owner's URL comes from a
     trusted gateway. ``chunks`` with ``direct`` go to the ``owner``, if it is known, and may be redirected.
+    ``encoding``: of the body, one of `COMPRESSIONS`.
     """
 
     def __init__(
@@ -185,11 +187,12 @@ class SourceRequest:
         session: int | None = None,
         body: Body = b"",
         *,
-        gzip: bool = False,
+        encoding: str = "none",
         direct: bool = False,
         owner: str | None = None,
     ) -> None:
-        self.body: Body = [gzipped([body] if isinstance(body, bytes) else body)] if gzip else body
+        is_packed = encoding != "none"
+        self.body: Body = [compressed([body] if isinstance(body, bytes) else body, encoding)] if is_packed else body
         self._cluster, self._action, self._path = to.cluster, action, to.path(action, session)
         self._base = (direct and owner) or to.cluster.current_url()
         self.url = self._base + self._path
@@ -199,8 +202,8 @@ class SourceRequest:
         self.parts_bytes = 0 if isinstance(self.body, bytes) else sum(map(len, self.body))
         if not isinstance(self.body, bytes):
             self._headers["Content-Length"] = str(self.parts_bytes)
-        if gzip:
-            self._headers["Content-Encoding"] = "gzip"
+        if is_packed:
+            self._headers["Content-Encoding"] = encoding
         if direct:
             self._headers["X-Logferry-Redirect"] = "1"
 

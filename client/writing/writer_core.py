@@ -32,7 +32,7 @@ class WriterCore:
     """
 
     def __init__(self, address: SourceAddress, attributes: dict[str, str], gzip: bool, limits: Limits) -> None:
-        self.address, self._attributes, self._gzip = address, attributes, gzip
+        self.address, self._attributes, self._encoding = address, attributes, "gzip" if gzip else "none"
         self.window = SendWindow(limits)
         self.process = OwnProcess("a writer of its own, for another source")
         self.is_closed = False
@@ -111,7 +111,7 @@ class WriterCore:
             return SourceRequest(self.address, "session")
         body: list[bytes | memoryview] = [job.batch.body()]
         return SourceRequest(
-            self.address, "chunks", job.session, body, gzip=self._gzip, direct=job.direct, owner=job.url
+            self.address, "chunks", job.session, body, encoding=self._encoding, direct=job.direct, owner=job.url
         )
 
     def note(self, outcome: Outcome, began: float) -> None:

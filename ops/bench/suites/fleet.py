@@ -88,7 +88,7 @@ class _SimulatedClient:
         name = source_id(config.host, str(path), 1)
         entry = CheckpointEntry(name, str(path), str(path), *tail.key, tail.head, 0, fingerprint(b""), 0, topic=_TOPIC)
         self._tail, self._source = tail, FileSource(entry, tail, config, files, self._centres)
-        self._pusher = Pusher([GatewayCluster(urls, None)], _no_exchange, config.gzip)
+        self._pusher = Pusher([GatewayCluster(urls, None)], _no_exchange, config.compression)
         self._links: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._waiting: deque[tuple[int, float]] = deque()  # end of a line, and when it was due
 

@@ -60,7 +60,7 @@ def test_what_is_given_and_what_is_not(tmp_path: Path, monkeypatch: pytest.Monke
     assert centre.urls == ("http://h:1", "https://i/base/")
     assert (config.state_dir, config.patterns) == (str(tmp_path / "s"), (str(tmp_path / "*.log"),))
     assert (config.files[0].attributes, centre.token, config.host) == ({"env": "a=b"}, "secret", "w")
-    assert (config.chunk_bytes, config.linger_s, config.gzip, config.once) == (262144, 0.2, True, False)
+    assert (config.chunk_bytes, config.linger_s, config.compression, config.once) == (262144, 0.2, "gzip", False)
 
 
 @pytest.mark.parametrize("content", [b"", b"a b", b"a\nb", b"\xff"])

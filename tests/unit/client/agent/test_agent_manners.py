@@ -20,7 +20,7 @@ SMALL = {"chunk_bytes": KIB, "line_bytes": KIB, "request_bytes": KIB}
 def test_bytes_over_the_network_are_limited(client: Any, gateway: Any) -> None:
     for name in ("a.log", "b.log"):
         client.write(name, os.urandom(30_000).replace(b"\n", b"") + b"\n")
-    client.pusher.gzip = False
+    client.pusher.encoding = "none"
     client.step()
     sent = []
     for _ in range(40):

@@ -44,7 +44,7 @@ def written(tmp_path: Path) -> Any:
 def test_a_whole_file(written: Any) -> None:
     config = parse(written(WHOLE))
     assert config.data_centres[0].urls == ("https://gw1:8443", "https://gw2:8443")
-    assert (config.state_dir, config.host, config.gzip) == ("/var/lib/logferry-push", "web1", False)
+    assert (config.state_dir, config.host, config.compression) == ("/var/lib/logferry-push", "web1", "none")
     assert (config.line_bytes, config.chunk_bytes, config.heartbeat_s) == (65536, 65536, 60.5)
     nginx, app = config.files
     assert nginx == FileGroup(

@@ -49,8 +49,16 @@ def redirect(to: str) -> Reply:
     return Reply(307, {"location": to}, b"")
 
 
-def pusher(script: Script, *urls: str, token: str | None = None, squeeze: bool = True) -> Pusher:
-    return Pusher([GatewayCluster(urls or ("http://g:1/base/",), token)], script, squeeze)
+def unpacked(body: bytes, encoding: str) -> bytes:
+    if encoding == "zstd":
+        import zstandard
+
+        return zstandard.ZstdDecompressor().decompressobj().decompress(body)
+    return gzip.decompress(body) if encoding == "gzip" else body
+
+
+def pusher(script: Script, *urls: str, token: str | None = None, encoding: str = "gzip") -> Pusher:
+    return Pusher([GatewayCluster(urls or ("http://g:1/base/",), token)], script, encoding)
 
 
 def test_a_session_is_asked_of_a_given_url_without_redirects() -> None:
@@ -62,16 +70,18 @@ def test_a_session_is_asked_of_a_given_url_without_redirects() -> None:
     assert (outcome.answer.session, outcome.answer.recorded_seqno, outcome.url) == (7, 10, "http://w:2")
 
 
-@pytest.mark.parametrize("squeeze", [True, False])
-def test_chunks_go_as_one_body(squeeze: bool) -> None:
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "none"])
+def test_chunks_go_as_one_body(encoding: str) -> None:
+    if encoding == "zstd":
+        pytest.importorskip("zstandard")
     script = Script(DONE)
-    outcome = pusher(script, squeeze=squeeze).perform(WRITE)
+    outcome = pusher(script, encoding=encoding).perform(WRITE)
     (url, headers, body), *_ = script.requests
     assert url == f"http://g:1/base{PATH}/chunks?session=7"
     assert headers["Content-Type"] == "application/vnd.msgpack"
     assert headers["X-Logferry-Redirect"] == "1"
-    assert ("Content-Encoding" in headers) is squeeze
-    rows = list(msgpack.Unpacker(io.BytesIO(gzip.decompress(body) if squeeze else body)))
+    assert headers.get("Content-Encoding", "none") == encoding
+    rows = list(msgpack.Unpacker(io.BytesIO(unpacked(body, encoding))))
     assert rows == [[13, 10, 99, {"host": "h"}, b"aa\n"], [17, 13, 99, {"host": "h"}, b"bbb\n"]]
     assert next_step(outcome.answer) is NextStep.ADVANCE
 
