@@ -46,7 +46,7 @@ def parse_with_file(
         if action is None:
             raise UsageError(f"{where}: unknown setting; the known ones are {', '.join(known)}")
         parser.set_defaults(**{action.dest: _checked(where, action, value)})
-    return parser.parse_args(argv)
+    return parser.parse_intermixed_args(argv)
 
 
 def _table(file: Path, name: str) -> dict[str, Any]:

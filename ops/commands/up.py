@@ -65,7 +65,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         option("--port", type=int, default=_PORT, metavar="P", help=_PORT_HELP),
         option("--workers", type=int, default=1, metavar="N", help="gateway workers per data centre (default: 1)"),
         option("--brokers", type=int, default=1, metavar="N", help="Kafka brokers per data centre (default: 1)"),
-        option("--lanes", type=int, default=8, metavar="L", help="lanes per data centre, unchangeable (default: 8)"),
+        option("--lanes", type=int, default=8, metavar="L", help="lanes of new data centres (default: 8)"),
         option("--json", action="store_true", help="print the URLs and process ids as one line of JSON"),
         option("--no-restart", action="store_true", help="do not restart a process that died"),
     ]

@@ -214,3 +214,9 @@ def test_wrong_use_of_topics(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         topics.main(argv)
     assert ended.value.code == 2
+
+
+def test_options_may_stand_between_arguments() -> None:
+    argv = ["create", "--url", "ftp://from-the-line", "t", "--partitions", "1"]
+    with pytest.raises(UsageError, match="from-the-line"):
+        topics.main(argv)
