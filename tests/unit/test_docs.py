@@ -11,6 +11,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,13 +172,13 @@ _LINES = [(where, [a for a in line if a]) for where, line in command_lines()]
 
 @pytest.mark.parametrize("line", [line for _, line in _LINES], ids=[where for where, _ in _LINES])
 def test_a_command_line_is_one_that_the_command_takes(line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    parse = argparse.ArgumentParser.parse_args
-
-    def parsed(parser: argparse.ArgumentParser, *given: Any, **more: Any) -> Any:
+    def parsed(parser: argparse.ArgumentParser, *given: Any, parse: Callable[..., Any], **more: Any) -> Any:
         parse(parser, *given, **more)
         raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    for name in ("parse_args", "parse_intermixed_args"):
+        parse = getattr(argparse.ArgumentParser, name)
+        monkeypatch.setattr(argparse.ArgumentParser, name, partialmethod(parsed, parse=parse))
     if line in (["--version"], ["--help"]) or line[0].startswith("<"):
         return
     if "--help" in line:
