@@ -167,7 +167,7 @@ def test_metrics_that_nobody_asks_for_cost_nothing(
     client.agent.close()
     with Served(gateway) as served, closing(MetricsPage(*free_ports(1))) as page:
         clusters.append(GatewayCluster([served.url], None))
-        workers = Workers(client.config.threads, clusters, False, dialer)
+        workers = Workers(client.config.threads, clusters, "none", dialer)
         credentials = Credentials(clusters, [None], dialer)
         assert run(client.config, client.checkpoint, signals, workers, credentials, page) == 0  # type: ignore[arg-type]
         workers.close(5.0)

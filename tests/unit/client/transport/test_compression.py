@@ -10,7 +10,7 @@ from logferry.client.agent.config import parse
 from logferry.client.transport import compression
 from logferry.client.transport.compression import check_compression, compressed
 
-PARTS = [b"one line\n" * 500, memoryview(b"another one\n" * 300), b""]
+PARTS: list[bytes | memoryview] = [b"one line\n" * 500, memoryview(b"another one\n" * 300), b""]
 GIVEN = ["--url", "http://g:1", "--topic", "t", "--state-dir", "/state", "--compression"]
 
 
