@@ -76,7 +76,7 @@ async def copy_of_dc2(kafka: SecuredKafka) -> None:
     client = KafkaClient({"bootstrap_servers": kafka.bootstrap}, "tests")
     await client.start()
     try:
-        for topic in (data, states, checkpoints):
+        for topic in (data, states, checkpoints, "logferry.mirror.dc1.pairs"):
             await client.create_topic(topic, 1, 1, {})
             await wait_until_created(client, topic)
     finally:

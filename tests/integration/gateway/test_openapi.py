@@ -89,6 +89,7 @@ def test_every_route_was_thought_about_who_may_call_it() -> None:
         "openapi",
         "hec_health",
         "console",
+        "console_page",
     }
 
 
