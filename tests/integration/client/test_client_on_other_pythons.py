@@ -15,8 +15,8 @@ import pytest
 from tests.support.interpreters import ROOT, interpreters
 
 # What the tests need; the base install of the client needs nothing.
-PACKAGES = ("aiohttp", "cramjam", "hypothesis", "msgpack", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist",
-            "trustme")  # fmt: skip
+PACKAGES = ("aiohttp", "cramjam", "hypothesis", "msgpack", "prometheus-client", "pytest", "pytest-asyncio",
+            "pytest-timeout", "pytest-xdist", "trustme", "zstandard")  # fmt: skip
 OTHERS = {version[:2]: python for python, version in interpreters().items() if version[:2] != sys.version_info[:2]}
 LEAST_PASSED = 1_500
 
