@@ -173,7 +173,7 @@ class _SimulatedClient:
 
 
 def _no_exchange(*_: object) -> Reply:
-    raise NotImplementedError("requests are sent by the event loop")
+    raise RuntimeError("requests are sent by the event loop")
 
 
 # ---- one run -----------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ async def test_two_commands_at_the_same_time_change_it_one_after_the_other(stack
 
 @pytest.mark.long
 async def test_killed_at_each_step_with_a_worker_or_the_broker(stack: Stack, topic_name: str) -> None:
-    """And repeated at once: the second command goes on where the first one left the old or the new number."""
+    """And repeated at once: the second command continues where the first one left the old or the new number."""
     topic = await make_topic(stack.urls()[0], topic_name)
     async with Load(topic_name, stack.urls(), seed=13, sources=_SOURCES, kinds=ALL_KINDS) as load:
         for number, step in enumerate(("prepare", "begin", "fence", "write", "commit")):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,14 @@ def headers(first: int = 0, last: int = 9, **others: object) -> dict[str, str]:
 
 
 @pytest.fixture
-def receiver(tmp_path: Path) -> Receiver:
-    made = Receiver(sqlite3.connect(tmp_path / "db"), [b"new", b"old"], clock=lambda: 1000.0)
+def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(tmp_path / "db")) as made:
+        yield made
+
+
+@pytest.fixture
+def receiver(connection: sqlite3.Connection) -> Receiver:
+    made = Receiver(connection, [b"new", b"old"], clock=lambda: 1000.0)
     made.create_table()
     return made
 
@@ -67,8 +75,8 @@ def test_a_bad_signature_is_refused(receiver: Receiver, text: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["Subscription", "Token", "Epoch", "Replay", "Shard"])
-def test_a_request_that_is_no_delivery_is_refused(tmp_path: Path, missing: str) -> None:
-    receiver = Receiver(sqlite3.connect(tmp_path / "db"))
+def test_a_request_that_is_no_delivery_is_refused(connection: sqlite3.Connection, missing: str) -> None:
+    receiver = Receiver(connection)
     wrong = headers()
     del wrong[f"X-Logferry-{missing}"]
     with pytest.raises(Refused) as refused:
@@ -94,8 +102,7 @@ def test_a_worker_that_was_replaced_is_refused(receiver: Receiver) -> None:
     assert refused.value.status == 409
 
 
-def test_what_is_rolled_back_was_not_taken(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "db")
+def test_what_is_rolled_back_was_not_taken(connection: sqlite3.Connection) -> None:
     receiver = Receiver(connection)
     receiver.create_table()
     receiver.take(place(0, 9))
@@ -103,15 +110,14 @@ def test_what_is_rolled_back_was_not_taken(tmp_path: Path) -> None:
     assert receiver.take(place(0, 9)) == 0
 
 
-def test_two_requests_at_once_take_it_once(tmp_path: Path) -> None:
+def test_two_requests_at_once_take_it_once(tmp_path: Path, connection: sqlite3.Connection) -> None:
     """Two processes, or two threads with a connection each."""
-    Receiver(sqlite3.connect(tmp_path / "db")).create_table()
+    Receiver(connection).create_table()
     found: list[int | None] = []
 
     def take() -> None:
-        connection = sqlite3.connect(tmp_path / "db", timeout=30)
-        with connection:
-            found.append(Receiver(connection).take(place(0, 9)))
+        with closing(sqlite3.connect(tmp_path / "db", timeout=30)) as own, own:
+            found.append(Receiver(own).take(place(0, 9)))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:

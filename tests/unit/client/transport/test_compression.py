@@ -1,4 +1,4 @@
-"""Compression of requests: what each module for zstd makes can be read, and a host without one is told so."""
+"""Compression of requests: what each module for zstd makes can be read; a host without one refuses it at the start."""
 
 from __future__ import annotations
 
