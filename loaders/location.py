@@ -254,7 +254,7 @@ def _secret(file: Path) -> str:
 
 def without_secrets(text: str) -> str:
     """The text without the keys that this process uses: stores repeat them in some of their errors."""
-    for secret in _known_secrets:
+    for secret in sorted(_known_secrets, key=len, reverse=True):  # A key may begin with another one.
         text = text.replace(secret, "***")
     return text
 

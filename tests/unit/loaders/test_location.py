@@ -166,6 +166,14 @@ def test_google_cloud_storage_gets_credentials_only_with_tls(tmp_path: Path, mon
 AZURE: Final = "spark.hadoop.fs.azure."
 
 
+def test_of_a_key_that_begins_with_another_one_nothing_is_shown(tmp_path: Path):
+    for number in range(20):  # In one set of them the order is by chance.
+        for name, key in (("short", f"{number}-begins"), ("long", f"{number}-begins-and-goes-on")):
+            (tmp_path / name).write_text(key)
+            Location.of("abfss://box@account.dfs.core.windows.net/t", AzureAccess(tmp_path / name))
+        assert without_secrets(f"{number}-begins-and-goes-on is wrong") == "*** is wrong"
+
+
 def test_azure_gets_the_key_of_the_file_or_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "key").write_text("sEcReT==\n")
     at = Location.of("abfss://box@account.dfs.core.windows.net/t", AzureAccess(tmp_path / "key"))
