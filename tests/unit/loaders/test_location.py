@@ -170,7 +170,7 @@ def test_of_a_key_that_begins_with_another_one_nothing_is_shown(tmp_path: Path):
     for number in range(20):  # In one set of them the order is by chance.
         for name, key in (("short", f"{number}-begins"), ("long", f"{number}-begins-and-goes-on")):
             (tmp_path / name).write_text(key)
-            Location.of("abfss://box@account.dfs.core.windows.net/t", AzureAccess(tmp_path / name))
+            assert Location.of("abfss://box@account.dfs.core.windows.net/t", AzureAccess(tmp_path / name)).options
         assert without_secrets(f"{number}-begins-and-goes-on is wrong") == "*** is wrong"
 
 
