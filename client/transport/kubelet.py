@@ -88,13 +88,14 @@ class PodLabels:
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
         self._thread.start()
 
-    def label(self, reader: HasAttributes, now: float) -> bool:
+    def label(self, source: HasAttributes, now: float) -> bool:
         """Gives it the labels of the pod that it names. False: they are asked for, and worth a short wait."""
-        key = reader.attributes.get("namespace", ""), reader.attributes.get("pod", "")
+        attributes = source.attributes
+        key = attributes.get("namespace", ""), attributes.get("pod", "")
         found = self._known.get(key)
         if found is not None:
             self._missed.pop(key, None)
-            reader.attributes = with_labels(found, reader.attributes)  # another one: batches that were cut have theirs
+            source.attributes = with_labels(found, attributes)  # another one: batches that were cut have theirs
         elif all(key) and key not in self._missed:
             self._missed[key] = now
             while len(self._missed) > MOST_PODS:

@@ -1,7 +1,6 @@
 """Several requests of one file under way: what is acknowledged, what a restart knows, what is held in memory."""
 
 import gc
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,7 +178,7 @@ def test_nothing_that_was_acknowledged_stays_in_memory(client: Any) -> None:
     client.settle()
     (source,) = client.agent.watch.sources.values()
     held = [each for each in gc.get_objects() if isinstance(each, FileBatch)]
-    assert source.window.slots == deque()
+    assert source.window.slots == []
     assert [batch for batch in held if bytes(batch.data) == LINES] == []
 
 
