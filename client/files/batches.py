@@ -32,8 +32,8 @@ from logferry.client.files.tail import ByteSource, ReadPlace
 
 FILE = "cuts.jsonl"
 RESERVED_BYTES = 1 << 20  # what it has room for, behind its first lines
-READ_BYTES = 256 << 10  # of a request, unless a chunk or a line is larger; each thread holds that much
-LARGEST_READ_BYTES = 1 << 20  # of a request behind others of its source: on a long way fewer, larger ones carry more
+READ_BYTES = 512 << 10  # of a request, unless a chunk or a line is larger; each thread holds that much
+LARGEST_READ_BYTES = 2 << 20  # of a request behind others of its source: on a long way fewer, larger ones carry more
 RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
 
 
