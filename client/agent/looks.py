@@ -18,7 +18,7 @@ from logferry.client.files.discover import FileKey
 from logferry.client.files.inotify import Hints
 from logferry.client.files.tail import FileTail
 
-ARMED_LOOK_S = 10.0
+ARMED_LOOK_S = 15.0
 DOUBT_S = 1.0  # so long an event may take that is no more than late
 
 
