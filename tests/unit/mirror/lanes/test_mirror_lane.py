@@ -323,3 +323,13 @@ async def test_an_original_recreated_with_fewer_partitions_stops_each_of_its_par
         world.link.topics = dict(world.there.topics)
         world.lane.adopt(world.link, world.link.topics)
         assert world.stops() == {0: "source-recreated", 1: "source-recreated"}
+
+
+async def test_a_lane_that_is_one_too_many_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are fewer now, and the group has not taken it away yet. Another lane copies the same records."""
+    world = MirrorWorld(number=2)
+    world.here.records[world.config.state_topic, 2] = []
+    async with world.running(monkeypatch):
+        assert world.lane.partitions == {}
+        world.lane.adopt(world.link, world.link.topics)
+        assert world.lane.partitions == {}
