@@ -45,7 +45,7 @@ from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.lanes.source_order import sort_key
+from logferry.gateway.lanes.source_index import sort_key
 from logferry.gateway.lanes.transaction import (
     ForgetOutcome,
     ForgetSource,
