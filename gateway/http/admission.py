@@ -101,8 +101,11 @@ class Admission:
             raise Problem("too-large", detail, limit_bytes=limit)
         if self._arrived_bytes + size > self._limits.process_bytes:
             raise self._overloaded()
-        before: Reservation | None = request.get(_RESERVATION)
-        reservation = Reservation(request.get(TOKEN), self._clock(), None if before is None else before.body)
+        token: str | None = None
+        before: Reservation | None = None
+        if len(request):  # a look-up in vain costs more than all the rest
+            token, before = request.get(TOKEN), request.get(_RESERVATION)
+        reservation = Reservation(token, self._clock(), None if before is None else before.body)
         if reservation.body is not None:
             self._grow(reservation, len(reservation.body))
         request[_RESERVATION] = reservation
