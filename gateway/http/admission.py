@@ -103,7 +103,7 @@ class Admission:
             raise self._overloaded()
         token: str | None = None
         before: Reservation | None = None
-        if len(request):  # a look-up in vain costs more than all the rest
+        if len(request):  # a look-up of what is missing raises and costs a microsecond
             token, before = request.get(TOKEN), request.get(_RESERVATION)
         reservation = Reservation(token, self._clock(), None if before is None else before.body)
         if reservation.body is not None:
