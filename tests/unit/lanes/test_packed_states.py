@@ -46,7 +46,7 @@ def test_packed_states_are_a_dictionary(seed: int) -> None:
             assert (len(table), len(found), dict(found)) == (len(model), len(model), model), seed
     for key, state in [*model.items()]:
         assert table.swap(key, None) == state, seed
-    assert (len(table), [*table.items()]) == (0, [])
+    assert (len(table), [*table.items()], len(table._buckets)) == (0, [], 1)
 
 
 def test_a_walk_sees_the_states_as_of_its_start() -> None:
