@@ -105,6 +105,7 @@ class Gate:
         self._issuers: dict[str, Issuer] = {}
         self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
         self.settings: list[TokenSettings] = []
+        self.takes_certificates = False
         self.worker_key = config.worker_key
         # Changes with the authorities of client certificates, and the list of revoked ones.
         self.generation = 0
@@ -135,7 +136,7 @@ class Gate:
         self._tokens = {caller.sha256: caller for caller in by_hash}
         self._verified = {}
         self.settings = [*tokens]
-        self._takes_certificates = any(token.certificates for token in tokens)
+        self.takes_certificates = any(token.certificates for token in tokens)
         for name, at in self.expiring():
             log.event("token_expires", token=name, at=at)
 
@@ -185,7 +186,7 @@ class Gate:
         if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         authorization = headers.get("Authorization")
-        if authorization is None and peer is not None and self._takes_certificates:
+        if authorization is None and peer is not None and self.takes_certificates:
             caller = self._of_peer(headers.get(CALLER_HEADER), peer)
         else:
             caller = self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)

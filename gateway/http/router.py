@@ -70,9 +70,8 @@ class Call:
 
     def knows_only(self, *names: str) -> None:
         """A misspelt name in the query must not be ignored. Raises Malformed."""
-        allowed = frozenset(names)
         for name in self.query:
-            if name not in allowed:
+            if name not in names:
                 known = ", ".join(names) or "none"
                 raise Malformed(f"query: {name[:60]!r} is not a parameter of this route; it takes {known}")
 
@@ -175,10 +174,7 @@ class Routes:
         call: Call | None = None
         problem: Problem | None = None
         try:
-            # A forwarded request comes with the certificate of a worker, which is not that of its caller.
-            transport = None if FORWARDED in request.headers else request.transport
-            certificate = None if transport is None else transport.get_extra_info("peercert")
-            peer = PeerRequest(request.method, request.raw_path, certificate)
+            peer = _peer_of(request) if self._gate.takes_certificates else None
             try:
                 caller = self._gate.admit(route.right, request.headers, segments, peer)
             except KeysMissing as missing:
@@ -210,6 +206,13 @@ class Routes:
             except Exception as error:  # noqa: BLE001  what watches a request does not fail it
                 log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=None)
         return response
+
+
+def _peer_of(request: web.BaseRequest) -> PeerRequest:
+    """A forwarded request comes with the certificate of a worker, which is not that of its caller."""
+    transport = None if FORWARDED in request.headers else request.transport
+    certificate = None if transport is None else transport.get_extra_info("peercert")
+    return PeerRequest(request.method, request.raw_path, certificate)
 
 
 def problem_of(error: Problem | Malformed | KafkaError | TimeoutError) -> Problem:
@@ -264,7 +267,12 @@ def _no_route(request: web.BaseRequest, path: str, methods: dict[str, Route] | N
 
 
 def json_response(document: Any, status: int = 200) -> web.Response:
-    return web.Response(body=json.dumps(document).encode(), status=status, headers=_JSON)
+    return encoded_response(json.dumps(document), status)
+
+
+def encoded_response(document: str, status: int = 200) -> web.Response:
+    """With a JSON document that is encoded."""
+    return web.Response(body=document.encode(), status=status, headers=_JSON)
 
 
 def problem_response(problem: Problem, path: str) -> web.Response:
