@@ -185,7 +185,7 @@ class ServiceConfig(Strict):
     kafka: KafkaSettings
     """The connection to the Kafka cluster of this data centre."""
     worker_key_file: Path | None = None
-    """A file with a secret of 32 characters or more, the same for all workers; needed for `certificates` of tokens."""
+    """A file with a secret of 32 characters or more, the same for all workers; needed for some settings of tokens."""
     anonymous: bool = False
     """Without tokens: let everybody do everything, also from other hosts."""
     open_metrics: bool = False
@@ -337,6 +337,9 @@ class Config(ServiceConfig):
     @model_validator(mode="after")
     def _together(self) -> Config:
         self.check_names_and_ports({self.dc, *self.data_centres})
+        if self.worker_key_file is None and (found := [one.name for one in self.tokens if one.counts_requests]):
+            counted = f"{found[0]} has requests_per_s or connections"
+            raise ValueError(f"worker_key_file: is needed, since {counted}: workers forward requests")
         self.receivers.check(self.limits.lane_bytes)
         return self
 

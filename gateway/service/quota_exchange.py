@@ -12,8 +12,9 @@ from typing import Final
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
-from logferry.gateway.http.admission import Quotas
-from logferry.gateway.http.shared_limits import INTERVAL_S, QuotaReport
+from logferry.gateway.http.quotas import Quotas
+from logferry.gateway.http.shared_limits import QuotaReport
+from logferry.gateway.http.shares import INTERVAL_S
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.topics.compacted_store import CompactedStore
 

@@ -28,8 +28,9 @@ from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
 from logferry.gateway.console.pages import ConsoleApi
 from logferry.gateway.contract.names import lane_of
-from logferry.gateway.http.admission import Admission, Quotas
+from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Gate
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Routes
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
@@ -112,7 +113,7 @@ async def _parts(
     forwarding = Forwarding(config, ownership, admission)
     await forwarding.start()
     stack.push_async_callback(forwarding.stop)
-    sessions = SessionRegistry(config, kafka, url)
+    sessions = SessionRegistry(config, kafka, url, quotas.reads)
     translation = OffsetTranslation(kafka, config.prefix, config.dc)
     remote_sources = RemoteSources(kafka, config.prefix, translation)
     looks_at = partial(_looks_at, ownership.lanes, lanes.number, config.known_dcs | {config.prefix})
@@ -138,7 +139,9 @@ async def _parts(
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
             *_receivers(config.receivers, appender),
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
-            ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
+            ReadApi(
+                config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate, quotas.reads
+            ).add_to,
             StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions, gate).add_to,
             subscriptions_api.add_to,
             *(one.add_to for one in reports),
@@ -148,6 +151,7 @@ async def _parts(
         ),
     )
     routes.clock = kafka.clock
+    routes.charge = lambda name, request: quotas.take_request(name, request.protocol)
     if config.admin_log_days:
         admin_log = AdminLog(kafka, config.group, url, config.admin_log_days, config.accept_weak_kafka)
         routes.observe, routes.observed = admin_log.observe, ACTS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.admission import Quotas
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.limits import BURST_S, TokenBucket
 from logferry.gateway.metrics import REGISTRY
 from pydantic import ValidationError

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.http.shared_limits import (
-    INTERVAL_S,
-    SILENT_S,
-    LimitUsage,
-    QuotaReport,
-    SharedLimit,
-    SharedLimits,
-    fair_part,
-)
+from logferry.gateway.http import shared_limits
+from logferry.gateway.http.shared_limits import SILENT_S, QuotaReport, SharedLimits
+from logferry.gateway.http.shares import INTERVAL_S, LimitUsage, Share, SharedCount, SharedLimit, fair_part
 
 LIMIT = 1000.0
 _STEP_S = 0.02
@@ -181,7 +175,7 @@ def test_no_demand_takes_more_than_the_limit_in_the_long_run(seed: int, lost: fl
 @pytest.mark.parametrize("number", [2, 4])
 def test_the_long_run_holds_also_where_the_shares_do_not(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all have taken counts for each of them: a wrong share is a matter of moments."""
-    monkeypatch.setattr(SharedLimit, "divide", lambda limit, *_: limit.set_share(LIMIT, 1000.0))
+    monkeypatch.setattr(Share, "divide", lambda *_: LIMIT)
     model = Model(1, 0.1, 0.5)
     for worker in range(number):
         model.add(str(worker), steady(9))
@@ -285,7 +279,7 @@ def test_other_quotas_keep_the_sums() -> None:
     assert limit.share == 50
     assert limit.wait_s(100.0) == 0
     limit.take(70)
-    limits.clear()
+    limits.clear({})
     again = limits.make("token", "a", "bytes", 200)
     assert again.wait_s(100.0) == 0
     again.take(5)
