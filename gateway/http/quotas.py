@@ -108,12 +108,15 @@ class Quotas:
 
     def _count(self, name: str, connection: Connection) -> None:
         counted = connection.counted
-        if (counted is not None and counted.key[1] == name) or connection.transport is None:
-            # The end of one that is closed is not told again.
+        if connection.transport is None:
+            # Its end is not told again.
+            return
+        if counted is not None and counted.key[1] == name and not counted.is_too_many():
             return
         limit = self._connections.get(name)
         count = self.shared.count(name, limit)
-        if not count.enter(self._clock()):
+        if count is counted or not count.enter(self._clock()):
+            self._lost(connection)
             self.shared.drop_unused(count)
             problem = self._refused("token", name, f"{limit} connections", _CLOSED_S, is_rate=False)
             problem.ends_connection = True

@@ -17,9 +17,10 @@ The steady sum is the limit. Above it the workers can take, once for each change
 until the next reports arrive. Shares together are at most twice the limit.
 
 **Connections** are a number, not a rate: the same reports and shares, and no bucket. A worker takes one more while it
-has less than its share, and its own with those that the others reported last are less than the limit. What is open
-stays open. So together they are at most the limit where nothing changes, and never more than the shares: twice the
-limit, and one for each worker, since a share need not be whole.
+has less than its share, and its own with those that the others reported last are less than the limit. So together they
+are at most the limit where nothing changes, and never more than the shares: twice the limit, and one for each worker,
+since a share need not be whole. Where the reports show too many, those above a worker's share end with their next
+request.
 
 A report has room for `_MOST` limits of each scope. Of those beyond it each worker keeps limit/N, and says that some are
 missing, so that the others leave it that part. No number of topics displaces the limit of a token.

@@ -158,6 +158,13 @@ class SharedCount:
         self.open += 1
         return True
 
+    def is_too_many(self) -> bool:
+        """Whether one of them is to be closed: all workers have more than the limit, and this one more than its share."""
+        part = self.part
+        if part is None or self.open < part.value + 1:
+            return False
+        return self.open + self._elsewhere(self.key) > part.limit
+
     def is_idle(self, now_s: float) -> bool:
         return self.part is None or (not self.open and now_s - self._used_s > _IDLE_S)
 
