@@ -85,6 +85,12 @@ class CallerConnection(RequestHandler):
         else:
             self.close()
 
+    def abort(self) -> None:
+        """Closes it at once, without waiting for what the caller has to say."""
+        if self.transport is not None:
+            self.transport.abort()
+        self.force_close()
+
     def forget_head(self) -> None:
         self._server.grew(-self.head_bytes)
         self.head_bytes = 0
@@ -163,7 +169,7 @@ class Server(web.Server):
                 connection.end()
                 if requires:
                     # A stream has no end of its own.
-                    loop.call_later(self._limits.request_timeout_s, connection.force_close)
+                    loop.call_later(self._limits.request_timeout_s, connection.abort)
 
     async def close(self) -> None:
         """No connection is accepted any more; requests that are being answered get some seconds."""
@@ -182,7 +188,7 @@ class Server(web.Server):
         self._open += 1
         context = transport.get_extra_info("sslcontext")
         if context is not None and context not in self._contexts:
-            handler.force_close()
+            cast(CallerConnection, handler).abort()
         elif self._open > self._most:
             CONNECTIONS_REFUSED.labels("limit").inc()
             transport.write(_full())
