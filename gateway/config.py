@@ -229,15 +229,7 @@ class ServiceConfig(Strict):
     @property
     def worker_key(self) -> bytes | None:
         """By which workers tell each other their callers. Raises ConfigError."""
-        if self.worker_key_file is None:
-            return None
-        try:
-            key = self.worker_key_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"worker_key_file: {self.worker_key_file}: {error.strerror}") from None
-        if len(key) < _KEY_BYTES:
-            raise ConfigError(f"worker_key_file: {self.worker_key_file} must hold at least {_KEY_BYTES} characters")
-        return key
+        return None if self.worker_key_file is None else read_worker_key(self.worker_key_file)
 
     @property
     def address(self) -> str:
@@ -358,6 +350,17 @@ class Config(ServiceConfig):
             return topic.startswith(written) or (topic, partition) in own
 
         return LaneIdentity(number, f"{self.group}.lane-{number}", (self.state_topic, number), may_write)
+
+
+def read_worker_key(path: Path) -> bytes:
+    """Raises ConfigError."""
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"worker_key_file: {path}: {error.strerror}") from None
+    if len(key) < _KEY_BYTES:
+        raise ConfigError(f"worker_key_file: {path} must hold at least {_KEY_BYTES} characters")
+    return key
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

@@ -159,7 +159,7 @@ class SharedCount:
         return True
 
     def is_too_many(self) -> bool:
-        """Whether one of them is to be closed: all workers have more than the limit, and this one more than its share."""
+        """Whether one of them is to be closed: all workers have more than the limit, and this one than its share."""
         part = self.part
         if part is None or self.open < part.value + 1:
             return False
