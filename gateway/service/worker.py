@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from aiokafka.errors import KafkaError, NodeNotReadyError, TopicAuthorizationFailedError
 from logferry.gateway import log
@@ -32,6 +32,7 @@ from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Routes
+from logferry.gateway.http.server import CallerConnection
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
@@ -151,7 +152,7 @@ async def _parts(
         ),
     )
     routes.clock = kafka.clock
-    routes.charge = lambda name, request: quotas.take_request(name, request.protocol)
+    routes.charge = lambda name, request: quotas.take_request(name, cast(CallerConnection, request.protocol))
     if config.admin_log_days:
         admin_log = AdminLog(kafka, config.group, url, config.admin_log_days, config.accept_weak_kafka)
         routes.observe, routes.observed = admin_log.observe, ACTS

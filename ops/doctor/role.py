@@ -131,8 +131,8 @@ def _service(config: ServiceConfig, clusters: Sequence[Cluster], **more: Any) ->
     if config.worker_key_file is not None:
         secrets.append(config.worker_key_file)
     host = config.advertised_host or config.host
-    own = {"tls": config.tls, "host": host, "tokens": config.tokens, "worker_key": config.worker_key_file}
-    return Role(config.service, clusters, secrets=secrets, **own, **more)
+    more |= {"secrets": secrets, "tokens": config.tokens, "worker_key": config.worker_key_file}
+    return Role(config.service, clusters, tls=config.tls, host=host, **more)
 
 
 def _own_topics(state_topic: str) -> tuple[TopicRights, ...]:

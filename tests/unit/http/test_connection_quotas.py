@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from logferry.gateway.http.router import FORWARDED, Call, Routes, json_response
 from logferry.gateway.http.server import Server
 from logferry.gateway.metrics import REGISTRY
 from logferry.ops.stack.processes import free_ports
+
+from tests.support.raw_connection import Line
 
 KEY = b"k" * 32
 PATH = "/v1/topics"
@@ -71,34 +72,8 @@ async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
     await worker.server.listen("127.0.0.1", worker.port, None)
     yield worker
     worker.may_answer.set()
-    for line in worker.lines:
-        line.writer.close()
-    await asyncio.gather(*(line.writer.wait_closed() for line in worker.lines), return_exceptions=True)
+    await asyncio.gather(*(line.close() for line in worker.lines))
     await worker.server.close()
-
-
-class Line:
-    """A connection of a caller."""
-
-    def __init__(self, worker: Worker, token: str) -> None:
-        self.worker, self.token = worker, token
-
-    async def open(self) -> Line:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.worker.port)
-        self.worker.lines.append(self)
-        return self
-
-    async def ask(self, *headers: str, token: str = "") -> tuple[int, str]:
-        """The status, and the caller's name or what is wrong; 0: the connection is closed."""
-        head = [f"GET {PATH} HTTP/1.1", "Host: x", f"Authorization: Bearer {token or self.token}", *headers]
-        self.writer.write("\r\n".join([*head, "", ""]).encode())
-        try:
-            answer = await self.reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return 0, ""
-        fields = dict(line.split(": ", 1) for line in answer.decode().split("\r\n")[1:-2])
-        document = json.loads(await self.reader.readexactly(int(fields["Content-Length"])))
-        return int(answer.split(b" ", 2)[1]), document.get("name") or document["detail"]
 
 
 async def until_open(worker: Worker, name: str, number: int) -> None:
@@ -108,30 +83,32 @@ async def until_open(worker: Worker, name: str, number: int) -> None:
 
 
 async def lines(worker: Worker, token: str, number: int) -> list[Line]:
-    return await asyncio.gather(*(Line(worker, token).open() for _ in range(number)))
+    made = await asyncio.gather(*(Line(worker.port, token).open() for _ in range(number)))
+    worker.lines += made
+    return made
 
 
 async def test_a_connection_too_many_is_refused_and_closed(worker: Worker) -> None:
     mine = await lines(worker, "few", LIMIT + 5)
-    assert [(await line.ask())[0] for line in mine[:LIMIT]] == [200] * LIMIT
+    assert [(await line.ask(PATH))[0] for line in mine[:LIMIT]] == [200] * LIMIT
     for line in mine[LIMIT:]:
-        assert await line.ask() == (429, f"the token few is over its quota of {LIMIT} connections")
+        assert await line.ask(PATH) == (429, f"the token few is over its quota of {LIMIT} connections")
         assert await line.reader.read() == b"", "it is closed after the answer"
     # The open ones continue, and so does everybody else.
-    assert [(await line.ask())[0] for line in mine[:LIMIT]] == [200] * LIMIT
+    assert [(await line.ask(PATH))[0] for line in mine[:LIMIT]] == [200] * LIMIT
     free = await lines(worker, "free", 2 * LIMIT)
-    assert {(await line.ask())[0] for line in free} == {200}
+    assert {(await line.ask(PATH))[0] for line in free} == {200}
     mine[0].writer.close()
     await until_open(worker, "few", LIMIT - 1)
     [again] = await lines(worker, "few", 1)
-    assert (await again.ask())[0] == 200
+    assert (await again.ask(PATH))[0] == 200
 
 
 async def test_thousands_that_are_closed_at_once_while_their_requests_run(worker: Worker) -> None:
     worker.may_answer.clear()
     free = await lines(worker, "free", 1500)
     few = await lines(worker, "few", LIMIT)
-    asked = [asyncio.create_task(line.ask()) for line in (*free, *few)]
+    asked = [asyncio.create_task(line.ask(PATH)) for line in (*free, *few)]
     await until_open(worker, "free", 1500)
     await until_open(worker, "few", LIMIT)
     for line in (*free, *few):
@@ -142,27 +119,27 @@ async def test_thousands_that_are_closed_at_once_while_their_requests_run(worker
     assert {status for status, _ in await asyncio.gather(*asked)} == {0}
     assert "free" not in worker.quotas.shared._counts
     more = await lines(worker, "few", LIMIT)
-    assert {(await line.ask())[0] for line in more} == {200}
+    assert {(await line.ask(PATH))[0] for line in more} == {200}
 
 
 async def test_only_what_a_worker_signed_is_not_charged_again(worker: Worker) -> None:
     now_s = time.time()
-    line = await Line(worker, "slow").open()
+    [line] = await lines(worker, "slow", 1)
     # The connections between workers carry the requests of many: they count for nobody.
     for _ in range(20):
-        assert await line.ask(f"{FORWARDED}: {hand_on(KEY, 'GET', PATH, now_s)}") == (200, "slow")
+        assert await line.ask(PATH, f"{FORWARDED}: {hand_on(KEY, 'GET', PATH, now_s)}") == (200, "slow")
     assert worker.count("slow") == 0
     forged = [
         *("1", "", ";", "0" * 64 + f";{int(now_s)}", "é", hand_on(b"x" * 32, "GET", PATH, now_s)),
         *(hand_on(KEY, "POST", PATH, now_s), hand_on(KEY, "GET", PATH + "/", now_s)),
         *(hand_on(KEY, "GET", PATH, now_s - 300), hand_on(KEY, "GET", PATH, now_s + 300)),
     ]
-    answers = [(await line.ask(f"{FORWARDED}: {value}"))[0] for value in forged]
+    answers = [(await line.ask(PATH, f"{FORWARDED}: {value}"))[0] for value in forged]
     assert answers[:5] == [200] * 5
     assert set(answers[5:]) == {429}
     assert worker.count("slow") == 1
-    assert await line.ask() == (429, "the token slow is over its quota of 5 requests a second")
-    assert (await line.ask(token="free"))[0] == 200, "the connection serves others"
+    assert await line.ask(PATH) == (429, "the token slow is over its quota of 5 requests a second")
+    assert (await line.ask(PATH, token="free"))[0] == 200, "the connection serves others"
     assert not handed_on(None, "GET", PATH, hand_on(KEY, "GET", PATH, now_s), now_s)
 
 
@@ -175,7 +152,7 @@ async def test_refused_requests_are_counted_by_kind(worker: Worker) -> None:
     before = {kind: refusals(kind) for kind in ("bad-request", "not-found", "unauthenticated", "method-not-allowed")}
 
     async def send(text: str) -> None:
-        line = await Line(worker, "free").open()
+        [line] = await lines(worker, "free", 1)
         line.writer.write(text.encode())
         assert (await line.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.")
 
