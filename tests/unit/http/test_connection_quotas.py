@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiohttp import web
@@ -15,7 +16,7 @@ from logferry.gateway.config import Config
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import FORWARDED, Call, Routes, json_response
-from logferry.gateway.http.server import Server
+from logferry.gateway.http.server import CallerConnection, Server
 from logferry.gateway.metrics import REGISTRY
 from logferry.ops.stack.processes import free_ports
 
@@ -49,7 +50,9 @@ class Worker:
         # Its time stands: no bucket fills while a test runs.
         self.quotas = Quotas(self.config, lambda: 1000.0)
         self.routes = Routes(Gate(self.config))
-        self.routes.charge = lambda name, request: self.quotas.take_request(name, request.protocol)
+        self.routes.charge = lambda name, request: self.quotas.take_request(
+            name, cast(CallerConnection, request.protocol)
+        )
         self.lines: list[Line] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()

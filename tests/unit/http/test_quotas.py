@@ -209,7 +209,7 @@ class Line:
 
 def refuses(quotas: Quotas, name: str, line: Line | None = None) -> Problem:
     with pytest.raises(Problem) as caught:
-        quotas.take_request(name, line)  # type: ignore[arg-type]
+        quotas.take_request(name, line)
     assert caught.value.kind == "quota"
     return caught.value
 

@@ -146,6 +146,10 @@ class Connections(Model):
         return sum(worker.count.open for worker in self.workers if worker.count is not None)
 
 
+def after(begin_s: float, part: float) -> Demand:
+    return lambda now_s: part if now_s > begin_s else 0.0
+
+
 def steady(part: float) -> Demand:
     return lambda _: part
 
@@ -346,7 +350,7 @@ def test_as_many_connections_as_the_limit_says(
     model = Connections(6, limit, lost, late_s)
     for number, part in enumerate(parts):
         # Once all workers know of each other.
-        model.add(str(number), lambda now_s, part=part: part if now_s > 1002 else 0.0)
+        model.add(str(number), after(1002, part))
     model.run(17)
     assert model.open >= limit * min(1.0, sum(parts)) * 0.99 - 1
     # From the start each has an equal part, of which the last one need not be whole.
@@ -403,7 +407,7 @@ def test_the_connections_of_a_worker_that_died_are_free_again() -> None:
 def test_workers_that_hear_nobody_keep_an_equal_part_of_the_connections() -> None:
     model = Connections(4, 100, lost=1.0)
     for number in range(4):
-        model.add(str(number), lambda now_s: 9.0 if now_s > 1002 else 0.0)
+        model.add(str(number), after(1002, 9))
     model.run(20)
     assert [worker.count and worker.count.open for worker in model.workers] == [25] * 4
     assert all("quota_usage_failed" in worker.limits.warnings()[0] for worker in model.workers)

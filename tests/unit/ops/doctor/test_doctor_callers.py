@@ -46,8 +46,12 @@ def own(tmp_path: Path) -> Tls:
     leaf = trustme.CA().issue_cert("gw1.example")
     leaf.cert_chain_pems[0].write_to_path(tmp_path / "gateway.pem")
     leaf.private_key_pem.write_to_path(tmp_path / "gateway.key")
-    files = {"client_ca": tmp_path / "callers.pem", "client_crl": tmp_path / "revoked.pem"}
-    return Tls(certificate=tmp_path / "gateway.pem", key=tmp_path / "gateway.key", **files)
+    return Tls(
+        certificate=tmp_path / "gateway.pem",
+        key=tmp_path / "gateway.key",
+        client_ca=tmp_path / "callers.pem",
+        client_crl=tmp_path / "revoked.pem",
+    )
 
 
 def found(tls: Tls, **more: Any) -> list[Check]:
