@@ -187,12 +187,13 @@ class SharedLimits:
         """Takes a report over; the same one again, or an older one, does no harm."""
         now_s = self._clock()
         known = self._workers.setdefault(worker, _Worker())
+        was_silent = now_s - known.heard_s > SILENT_S
         known.heard_s, known.usage = now_s, report.usage
         for key, usage in report.usage.items():
             limit, before = self._limits.get(key), known.taken.get(key)
             # Less than before: the worker was restarted.
             if limit is not None and before is not None and usage.taken > before:
-                limit.take_elsewhere(usage.taken - before, now_s)
+                limit.take_elsewhere(usage.taken - before, now_s, was_silent=was_silent)
             known.taken[key] = usage.taken
 
     def report(self, others: Collection[str]) -> QuotaReport:

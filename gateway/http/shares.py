@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -110,10 +111,12 @@ class SharedLimit:
         self.taken += amount
         self.hold(amount)
 
-    def take_elsewhere(self, amount: float, now_s: float) -> None:
-        """Another worker has taken it. What comes at once after a silence does not stop this worker for long."""
+    def take_elsewhere(self, amount: float, now_s: float, *, was_silent: bool) -> None:
+        """Another worker has taken it. What comes at once after a silence does not stop this worker for long: it was
+        taken when there was room for it."""
         self._all.wait_s(now_s)
-        self._all.level = max(self._all.level - amount, min(self._all.level, -_DEBT_S * self.limit))
+        least = min(self._all.level, -_DEBT_S * self.limit) if was_silent else -math.inf
+        self._all.level = max(self._all.level - amount, least)
 
     def is_idle(self, now_s: float) -> bool:
         return now_s - self._used_s > _IDLE_S

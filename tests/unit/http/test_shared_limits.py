@@ -146,6 +146,10 @@ class Connections(Model):
         return sum(worker.count.open for worker in self.workers if worker.count is not None)
 
 
+def in_turn(worker: int, number: int, pause_s: float) -> Demand:
+    return lambda now_s: 9.0 if int(now_s / pause_s) % number == worker else 0.0
+
+
 def after(begin_s: float, part: float) -> Demand:
     return lambda now_s: part if now_s > begin_s else 0.0
 
@@ -221,6 +225,21 @@ def test_the_long_run_holds_also_where_the_shares_do_not(number: int, monkeypatc
     model.run(20)
     model.run(60)
     assert 0.9 <= model.rate(60) <= 1.1
+
+
+@pytest.mark.parametrize(("number", "request_s", "pause_s"), [(2, 20, 6.5), (4, 5, 2.0), (4, 20, 6.5), (8, 5, 2.0)])
+def test_large_requests_to_one_worker_after_another_are_no_way_around(
+    number: int, request_s: int, pause_s: float
+) -> None:
+    """Each of them is worth many seconds of the limit: the debt counts at all workers."""
+    model = Model(1, 0.1, 0.5)
+    for name in range(number):
+        worker = model.add(str(name), in_turn(name, number, pause_s))
+        worker.request = request_s * LIMIT
+    model.run(300)
+    assert 0.7 <= model.rate(240) <= 1.05
+    # Each worker may take one before it hears of the others'.
+    assert model.most_above(1.0) <= BURST_S + number * request_s
 
 
 @pytest.mark.parametrize("number", [2, 4])
@@ -304,10 +323,13 @@ def test_a_report_again_or_of_a_restarted_worker_charges_nothing() -> None:
     assert heard(50_060) == 40
     assert heard(10) == 40
     assert heard(30) == 20
-    # What comes at once does not stop it for long.
+    # A large request is a debt of all workers; what comes at once after a silence does not stop this one for long.
+    assert heard(530) == -480
+    now_s += SILENT_S + 10
     assert heard(10_000) == -200
     limit.take(1000)
-    assert heard(10_001) == -1200
+    now_s += SILENT_S + 1
+    assert heard(20_000) == pytest.approx(-750)
 
 
 def test_other_quotas_keep_the_sums() -> None:
