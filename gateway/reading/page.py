@@ -79,9 +79,12 @@ class HeldBytes:
 
         Raises Problem ``quota``.
         """
-        if self.quota is not None:
-            wanted = self.quota.hold(wanted, _LEAST_FETCH)
-            self.set_aside += wanted
+        # Of what was set aside for the fetch before, that which it did not find.
+        left = max(0, self.set_aside - self.bytes)
+        if self.quota is not None and wanted > left:
+            more = self.quota.hold(wanted - left, _LEAST_FETCH)
+            self.set_aside += more
+            wanted = left + more
         free = int(self.room.room(self.token)) // _SHARE
         more = min(wanted, free) if free >= min(wanted, _LEAST_FETCH) else 0
         self.room.take(self.token, more)
