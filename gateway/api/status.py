@@ -151,7 +151,7 @@ class StatusApi:
                 *self.kafka.risks,
                 *self.sessions.warnings(),
                 *self.gate.warnings(),
-                *self.quotas.shared.warnings(),
+                *self.quotas.warnings(),
             ],
             limits=self._limits(lanes),
             throttled=[

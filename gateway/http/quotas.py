@@ -55,7 +55,7 @@ class Quotas:
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.shared = SharedLimits(clock)
+        self.shared = SharedLimits(clock, config.workers)
         self._throttled: dict[tuple[Scope, str], Throttled] = {}
         self.replace(config)
 
@@ -150,6 +150,9 @@ class Quotas:
         THROTTLED_SECONDS.labels(scope, name).inc(wait_s)
         detail = f"the {scope} {name} is over its quota of {limit}{' a second' * is_rate}"
         return Problem("quota", detail, retry_after_s=wait_s)
+
+    def warnings(self) -> list[str]:
+        return self.shared.warnings() if self.is_active else []
 
     def throttled(self) -> list[tuple[Scope, str, int, float, float]]:
         """Scope, name, number of rejections, the sum of their waits, and the seconds since the last one."""

@@ -97,10 +97,12 @@ class _Worker:
 
 
 class SharedLimits:
-    """All limits of this worker, and the reports of the others."""
+    """All limits of this worker, and the reports of the others. ``workers``: how many there are at least, until the
+    first call of `report` says which."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], workers: int = 1) -> None:
         self._clock = clock
+        self.number_of_workers = workers
         self._limits: dict[LimitKey, SharedLimit] = {}
         self._counts: dict[str, SharedCount] = {}
         # Those that were used lately: only they are divided and published.
@@ -112,10 +114,6 @@ class SharedLimits:
         self._silent_s: float | None = None
         # Sums never fall, also with other quotas: the others would miss what comes after.
         self._sums: dict[LimitKey, float] = {}
-
-    @property
-    def number_of_workers(self) -> int:
-        return 1 + len(self._others)
 
     def make(self, scope: Scope, name: str, unit: str, limit: float) -> SharedLimit:
         """A limit with full buckets, instead of one of the same key."""
@@ -138,7 +136,7 @@ class SharedLimits:
 
     def drop_unused(self, count: SharedCount) -> None:
         if not count.open and not count.is_awake:
-            del self._counts[count.key[1]]
+            self._counts.pop(count.key[1], None)
 
     def clear(self, connections: Mapping[str, float]) -> None:
         """Other quotas are configured. Those of connections are given: what is open stays counted."""
@@ -200,6 +198,7 @@ class SharedLimits:
         """Decides all shares, with these other workers; the result is to be published. Once in each interval."""
         now_s = self._clock()
         self._others = frozenset(others)
+        self.number_of_workers = 1 + len(self._others)
         self._workers = {name: worker for name, worker in self._workers.items() if name in self._others}
         heard = self._heard()
         if len(heard) == len(self._others):

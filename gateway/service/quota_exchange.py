@@ -29,7 +29,8 @@ def quota_usage_topic(group: str) -> str:
 
 
 class QuotaExchange:
-    """``others``: the URLs of the other workers that hold lanes. Both methods run until they are cancelled."""
+    """``others``: the URLs of the other workers, also those without lanes; None: not known yet. Both methods run until
+    they are cancelled."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class QuotaExchange:
         url: str,
         accepted: Sequence[str],
         quotas: Quotas,
-        others: Callable[[], Collection[str]],
+        others: Callable[[], Collection[str] | None],
     ) -> None:
         self._kafka, self._url, self._quotas, self._others = kafka, url, quotas, others
         self._store = CompactedStore(kafka, quota_usage_topic(group), accepted, QuotaReport.decode, _CONFIGS)
@@ -54,6 +55,8 @@ class QuotaExchange:
                 due_s = max(due_s + INTERVAL_S, loop.time())
                 await asyncio.sleep(due_s - loop.time())
                 others = self._others()
+                if others is None:
+                    continue
                 report = self._quotas.shared.report(others)
                 if not self._quotas.is_active or not others or loop.time() < retry_s:
                     continue

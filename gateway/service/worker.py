@@ -158,7 +158,7 @@ async def _parts(
         routes.observe, routes.observed = admin_log.observe, ACTS
         ownership.run_in_background(admin_log.run())
         stack.push_async_callback(admin_log.stop)
-    exchange = QuotaExchange(kafka, config.group, url, config.accept_weak_kafka, quotas, ownership.other_workers)
+    exchange = QuotaExchange(kafka, config.group, url, config.accept_weak_kafka, quotas, partial(_others, ownership))
     REGISTRY.register(TokenCollector(gate))
     REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
     for work in (
@@ -202,6 +202,12 @@ def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Ro
     if settings.archive is not None:
         recent = RecentPieces(RECENT_BYTES, settings.archive.commit_within_s)
         yield ArchiveApi(appender, settings.archive, recent).add_to
+
+
+def _others(ownership: Ownership[Lane]) -> set[str] | None:
+    """All other workers of the group, since any of them has callers; None: it was not seen yet."""
+    view = ownership.view
+    return None if view.seen_ms is None else {*view.members, *view.owners.values()} - {ownership.url}
 
 
 def _looks_at(

@@ -523,3 +523,16 @@ def test_the_largest_report_is_a_message_that_kafka_takes() -> None:
             made.wait_s(100.0)
             made.take(123456789012.345)
     assert 300_000 < len(limits.report({"other"}).encode()) < 900_000
+
+
+def test_a_worker_that_starts_is_not_alone() -> None:
+    """Until it has seen the group it takes the workers of its host for all."""
+    limits = SharedLimits(lambda: 100.0, 4)
+    limit, count = limits.make("token", "a", "requests", 100), limits.count("a", 8)
+    assert limit.wait_s(100.0) == 0
+    assert limit.share == 25
+    assert sum(count.enter(100.0) for _ in range(8)) == 2
+    for _ in range(3):
+        limits.report(())
+    assert limit.share == 100
+    assert sum(count.enter(100.0) for _ in range(8)) == 6
