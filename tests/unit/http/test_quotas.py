@@ -329,3 +329,20 @@ def test_what_a_read_takes_is_known_after_it() -> None:
 def test_what_is_counted_where_it_arrives_needs_the_key_of_the_workers(quota: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="worker_key_file: is needed, since a has requests_per_s or connections"):
         config(tokens=[token("a", "0", **quota)])
+
+
+def test_workers_that_are_not_heard_are_in_the_status_where_there_are_quotas() -> None:
+    clock = Clock()
+    with_quotas, without = Quotas(config(quotas=[{"topic": "*", "bytes_per_s": 1}]), clock), Quotas(config(), clock)
+    for quotas in (with_quotas, without):
+        quotas.shared.report({"other"})
+    assert with_quotas.warnings() == []
+    clock.now_s += 11
+    for quotas in (with_quotas, without):
+        quotas.shared.report({"other"})
+    [warning] = with_quotas.warnings()
+    assert warning.partition(": ")[2] == "look for quota_usage_failed in their logs"
+    assert without.warnings() == []
+    for _ in range(2):
+        with_quotas.shared.report(())
+    assert with_quotas.warnings() == []
