@@ -26,8 +26,9 @@ from logferry.gateway.contract.chunk import MSGPACK, Chunk
 from logferry.gateway.contract.names import Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.errors import LaneMoved, Problem
-from logferry.gateway.http.admission import Admission, Quotas
+from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Right
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.request import (
     ChunkLimits,
     checked,

@@ -30,6 +30,7 @@ from logferry.gateway.access.certificates import (
     CALLER_HEADER,
     Identity,
     PeerRequest,
+    handed_on,
     identity_of,
     matching_name,
     verified,
@@ -195,6 +196,10 @@ class Gate:
             refused.caller = caller.name
             raise refused
         return caller
+
+    def is_handed_on(self, header: str | None, peer: PeerRequest) -> bool:
+        """Whether another worker has sent the request, as it signed in the header."""
+        return header is not None and handed_on(self.worker_key, peer.method, peer.path, header, self._clock_s())
 
     def _caller(self, authorization: str | None, schemes: tuple[str, ...]) -> Caller:
         presented = presented_token(authorization, schemes)
