@@ -197,9 +197,9 @@ class Gate:
             raise refused
         return caller
 
-    def is_handed_on(self, header: str | None, peer: PeerRequest) -> bool:
+    def is_handed_on(self, header: str, method: str, path: str) -> bool:
         """Whether another worker has sent the request, as it signed in the header."""
-        return header is not None and handed_on(self.worker_key, peer.method, peer.path, header, self._clock_s())
+        return handed_on(self.worker_key, method, path, header, self._clock_s())
 
     def _caller(self, authorization: str | None, schemes: tuple[str, ...]) -> Caller:
         presented = presented_token(authorization, schemes)

@@ -170,6 +170,10 @@ class Routes:
             self._date = second, formatdate(second, usegmt=True)
         return self._date[1]
 
+    def _is_handed_on(self, request: web.BaseRequest) -> bool:
+        header = request.headers.get(FORWARDED)
+        return header is not None and self._gate.is_handed_on(header, request.method, request.raw_path)
+
     async def _answered(
         self, route: Route, request: web.BaseRequest, segments: list[str], query: str
     ) -> web.StreamResponse:
@@ -185,7 +189,7 @@ class Routes:
             if caller.name is not None:
                 request[TOKEN] = caller.name
                 # What another worker hands on was charged there.
-                if self.charge is not None and not self._gate.is_handed_on(request.headers.get(FORWARDED), peer):
+                if self.charge is not None and not self._is_handed_on(request):
                     self.charge(caller.name, request)
             if caller.identity is not None:
                 request[IDENTITY] = caller.identity
