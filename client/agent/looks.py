@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Callable
 
+from logferry.client.agent.config import Config
 from logferry.client.agent.schedule import TimeQueue
+from logferry.client.agent.search import Layers
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.discover import FileKey
 from logferry.client.files.inotify import Hints
 from logferry.client.files.tail import FileTail
+from logferry.client.inputs.inputs import Inputs
+from logferry.client.transport.failover import FailoverPolicy
 
 ARMED_LOOK_S = 10.0
 DOUBT_S = 1.0  # so long an event may take that is no more than late
 
 
 class Looks:
-    def __init__(self, is_hinted: bool) -> None:
-        self.hints = Hints(is_hinted)
+    """``layers``: so many of these there are."""
+
+    def __init__(self, is_hinted: bool, layers: int = 1) -> None:
+        self.hints = Hints(is_hinted, layers)
         self._queue: TimeQueue[FileSource] = TimeQueue()
         self._doubted: set[FileKey] = set()
 
@@ -69,23 +75,46 @@ class Looks:
 
 
 class DeletedFiles:
-    """Sources whose file is deleted and open. Deleted logs should free space, so there is a limit of their bytes."""
+    """Sources whose file is deleted and open. Deleted logs should free space, so there is a limit of their bytes.
+
+    A file with several topics counts once, and is closed for all of them together: else nothing would be freed.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._sources: dict[FileSource, None] = {}
+        self._sources: dict[FileSource, Callable[[FileSource, FileTail], None]] = {}
 
-    def add(self, source: FileSource) -> None:
-        self._sources[source] = None
+    def add(self, source: FileSource, close: Callable[[FileSource, FileTail], None]) -> None:
+        self._sources[source] = close
 
-    def too_many(self) -> Iterable[tuple[FileSource, FileTail]]:
-        """Those to close, beyond the limit: first those that were sent, then the oldest."""
-        deleted = [(s, s.tail) for s in self._sources if s.tail is not None and s.tail.deleted_bytes]
-        self._sources = dict.fromkeys(source for source, _ in deleted)
-        too_many = sum(tail.deleted_bytes for _, tail in deleted) - self._max_bytes
-        deleted.sort(key=lambda pair: (pair[1].position < pair[1].size, pair[1].away_since or pair[1].looked_at))
-        for source, tail in deleted:
+    def close_too_many(self) -> None:
+        """Closes those beyond the limit: first those that were sent, then the oldest."""
+        deleted = [(s, s.tail, close) for s, close in self._sources.items() if s.tail and s.tail.deleted_bytes]
+        self._sources = {source: close for source, _, close in deleted}
+        too_many = sum({tail.key: tail.deleted_bytes for _, tail, _ in deleted}.values()) - self._max_bytes
+        ranks: dict[FileKey, tuple[bool, float]] = {}
+        for _, tail, _ in deleted:
+            rank = tail.position < tail.size, tail.away_since or tail.looked_at
+            ranks[tail.key] = max(ranks.get(tail.key, rank), rank)
+        for key in sorted(ranks, key=lambda each: ranks[each]):
             if too_many <= 0:
                 return
-            too_many -= tail.deleted_bytes
-            yield source, tail
+            for source, tail, close in deleted:
+                if tail.key == key:
+                    freed = tail.deleted_bytes
+                    close(source, tail)
+                    if source.reading.end < tail.size:
+                        log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
+            too_many -= freed
+
+
+class Shared:
+    """What the watches of all layers have in common. ``ready``: sources, by the time at which to ask for a request."""
+
+    def __init__(self, config: Config, centres: FailoverPolicy, inputs: Inputs, layers: int) -> None:
+        self.centres = centres
+        self.inputs = inputs
+        self.count = layers
+        self.ready: TimeQueue[FileSource] = TimeQueue()
+        self.deleted = DeletedFiles(config.max_deleted_bytes)
+        self.layers = Layers()

@@ -61,7 +61,7 @@ class FileSource:
         self.after_reboot = self._is_asking = False
         self.unsaved = True
         self.stopped = self._error = ""
-        self.why = ""  # it is a new source, or "known"
+        self.why, self.layer = "", 0  # why it is a new source, or "known"; the number of the watch that has it
         self.batches = FileBatches(entry, config, files, self.window)
         self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._asked_ms, self._expires_ms = 0, EXPIRED_AFTER_MS

@@ -12,8 +12,8 @@ import os
 import time
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.looks import DeletedFiles, Looks
-from logferry.client.agent.schedule import NEVER, TimeQueue
+from logferry.client.agent.looks import Looks, Shared
+from logferry.client.agent.schedule import NEVER
 from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
@@ -22,29 +22,26 @@ from logferry.client.files.discover import FileKey, find_moved, folder_is_on, le
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
 from logferry.client.files.tail import FileChanged, FileTail
-from logferry.client.inputs.inputs import Inputs
-from logferry.client.transport.failover import FailoverPolicy
 
 
 class Watch:
-    """The sources by name. One that was found, changed or replaced is put into ``ready``."""
+    """The sources of a layer by name. One that was found, changed or replaced is put into ``ready``."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy, inputs: Inputs) -> None:
+    def __init__(self, config: Config, checkpoint: Checkpoint, shared: Shared) -> None:
+        self._number, self._of_layer = shared.layers.join(self._entry_of)
         self.sources: dict[str, FileSource] = {}
         self._config = config
         self._checkpoint = checkpoint
-        self._centres = centres
-        self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
+        self._centres = shared.centres
+        self.ready = shared.ready
         self._suspects = Suspects()
-        self.looks = Looks(not (config.once or config.check))
-        self.search = Search(config, self.looks.hints, inputs)
+        self.looks = Looks(not (config.once or config.check), shared.count)
+        self.search = Search(config, self.looks.hints, shared.inputs, self._number)
         self.failed = self.search.failed
-        self._deleted = DeletedFiles(config.max_deleted_bytes)
+        self._deleted = shared.deleted
         self._live: dict[FileKey, FileSource] = {}
         self._is_copy = checkpoint.adopt(config.host)
-        for entry in checkpoint.entries.values():
-            if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
-                entry.last_path, entry.away = entry.real_path, True
+        KnownFiles.replace_lost_links(checkpoint.entries.values())
         self.restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
@@ -57,10 +54,6 @@ class Watch:
             self._discover(now)
         for source in self.looks.due(now):
             self._look(source, now)
-        for source, tail in self._deleted.too_many():
-            self._close(source, tail)
-            if source.reading.end < tail.size:
-                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
 
     def take_hints(self, now: float) -> None:
         """Looks at what changed, by inotify, since the last call."""
@@ -91,7 +84,7 @@ class Watch:
             due, self.restless[source] = tail.next_look, None
             self.settle(source, now)  # it pauses: woken, it would be looked at again in the same round
         if tail.deleted_bytes:
-            self._deleted.add(source)
+            self._deleted.add(source, self._close)
         if tail.is_finished(now, self._config.rotated_timeout_s) and not source.busy:
             log_event("source-finished", source=source.name, bytes=tail.position)
             self._close(source, tail)
@@ -115,6 +108,11 @@ class Watch:
 
     def source_at(self, key: FileKey) -> FileSource | None:
         return self._live.get(key)
+
+    def _entry_of(self, tail: FileTail) -> CheckpointEntry | None:
+        if (source := self._live.get(tail.key)) is not None:
+            return source.entry
+        return self._known.candidate(tail) or self._lost.candidate(tail)
 
     def wake(self, source: FileSource, now: float) -> None:
         """It may have something to do."""
@@ -228,7 +226,8 @@ class Watch:
         for tail in self._suspects.gone(found, now):
             if (begin := self._begin_of(tail, now, gone=True)) is not None:
                 tail.away_since = now
-                self._start(tail, "first seen; it is gone", self._config.group_of(tail.path), begin)
+                files = self._config.group_of(tail.path)
+                self._start(tail, "first seen; it is gone", self._of_layer(tail, files) or files, begin)
         self.search.keep_failed({path for path, _ in found.values()})
         if not self._started:
             self._first_time(bool(found), now)
@@ -305,10 +304,11 @@ class Watch:
         tail = self.search.open(path, files, self._known, now)
         if tail is None:
             return False
-        if tail.key in self._live:  # renamed since its name was found
+        of_layer = files if away else self._of_layer(tail, files)
+        if of_layer is None or tail.key in self._live:  # renamed since its name was found
             tail.close()
             return False
-        entry = self._known.candidate(tail)
+        files, entry = of_layer, self._known.candidate(tail)
         reason, is_other, intact = "first seen", False, 0
         if entry is None and self._is_remounted(tail, now):
             return True
@@ -382,7 +382,7 @@ class Watch:
 
     def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup, why: str = "") -> FileSource:
         source = FileSource(entry, tail, self._config, files, self._centres)
-        source.why = why
+        source.why, source.layer = why, self._number
         if tail is not None:
             self._live[tail.key] = source
             self.looks.put(source, 0.0)

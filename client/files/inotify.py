@@ -67,9 +67,13 @@ class Found(NamedTuple):
 
 
 class Hints:
-    """``polled``: reason → how many files are polled because of it. ``unusable``: why there are no hints; or empty."""
+    """``polled``: reason → how many files are polled because of it. ``unusable``: why there are no hints; or empty.
 
-    def __init__(self, is_wanted: bool = True) -> None:
+    ``sharers``: so many of these use our share of the user's watches.
+    """
+
+    def __init__(self, is_wanted: bool = True, sharers: int = 1) -> None:
+        self._share = SHARE * sharers
         self.unusable = "" if is_wanted else "not wanted"
         self.is_due = False  # `take` has something; set by the thread of `start`
         self._fd = -1
@@ -92,7 +96,7 @@ class Hints:
         try:
             self._libc: Any = ctypes.CDLL(None, use_errno=True)
             fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-            self._most = int(_MAX_WATCHES.read_text(encoding="ascii")) // SHARE
+            self._most = int(_MAX_WATCHES.read_text(encoding="ascii")) // self._share
         except (OSError, ValueError, AttributeError, MemoryError) as error:
             self.unusable = f"this system has no inotify: {error}"
             return
