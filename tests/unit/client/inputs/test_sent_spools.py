@@ -259,7 +259,7 @@ def test_the_first_part_of_a_line_waits_also_after_a_quiet_time(client: Client) 
 def test_metrics_of_inputs(client: Client) -> None:
     counts: dict[str, Any] = {"messages": 3, "bytes": 40, "dropped": 1, "refused": 2}
     row = {"name": "a", "type": "syslog", **counts, "spool_bytes": 5, "spool_limit_bytes": 6, "error": ""}
-    lines = render_metrics(client.agent.watch, 0, {}, "g", [row]).splitlines()
+    lines = render_metrics(client.agent.watches, 0, {}, "g", [row]).splitlines()
     assert 'logferry_push_input_dropped_total{input="a"} 1' in lines
     assert "# TYPE logferry_push_input_messages_total counter" in lines
     assert 'logferry_push_input_spool_limit_bytes{input="a"} 6' in lines
