@@ -212,10 +212,10 @@ class Agent:
             self._layer(source).checkpoint.changed.add(source.name)
         if unsaved:
             self.remember(now)
-        is_logged = self._log_in_flight([(source, job) for source, job in ready.items() if not source.unsaved], now)
+        logged = self._log_in_flight([(source, job) for source, job in ready.items() if not source.unsaved], now)
         leaving: list[tuple[FileSource, PushJob]] = []
         for source, job in ready.items():
-            if not source.unsaved and (is_logged or job.batch is None):
+            if not source.unsaved and (source.layer in logged or job.batch is None):
                 source.leave(job, now)
                 self._held.leaves(source.batches)
                 leaving.append((source, job))
@@ -225,15 +225,16 @@ class Agent:
         self._under_way += len(leaving)
         return leaving
 
-    def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]], now: float) -> bool:
-        """Before they are sent: after a reboot nothing else proves it. False: it failed, and they have to wait."""
-        try:
-            for number, layer in enumerate(self.layers):
+    def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]], now: float) -> set[int]:
+        """Before they are sent: after a reboot nothing else proves it. The layers of which it failed have to wait."""
+        logged = set()
+        for number, layer in enumerate(self.layers):
+            try:
                 layer.log_in_flight(each for each in leaving if each[0].layer == number)
-        except OSError as error:
-            self._write_failed(error, now)
-            return False
-        return True
+                logged.add(number)
+            except OSError as error:
+                self._write_failed(error, now)
+        return logged
 
     def _write_failed(self, error: OSError, now: float) -> None:
         if self._save_failed is None or now - self._save_failed >= REMEMBER_EVERY_S:
@@ -302,21 +303,25 @@ class Agent:
         if self._save_failed is not None and now - self._save_failed < REMEMBER_EVERY_S:
             return False
         now_ms = int(time.time() * 1000)
-        changed_sources = [source for layer in self.layers for source in layer.update(now_ms)]
+        changed_sources = [layer.update(now_ms) for layer in self.layers]
         freed = self.inputs.before_save(self._entries_at)
         for layer in self.layers:
             layer.checkpoint.changed.update(name for name in freed if name in layer.checkpoint.entries)
         self._remembered = now
-        try:
-            for layer in self.layers:
+        failed: OSError | None = None
+        for layer, sources in zip(self.layers, changed_sources):
+            try:
                 layer.save()
-        except OSError as error:
-            self._write_failed(error, now)
+            except OSError as error:
+                failed = error
+            else:
+                for source in sources:
+                    source.unsaved = False
+        if failed is not None:
+            self._write_failed(failed, now)
             return False
         self._moved, self._save_failed = False, None
         self.inputs.saved(self._entries_at)
-        for source in changed_sources:
-            source.unsaved = False
         return True
 
     def _entries_at(self, key: FileKey) -> list[CheckpointEntry]:

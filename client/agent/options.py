@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from logferry.client.files.checkpoint import MAX_LAYERS
+
 EXAMPLE = """examples:
   logferry push --url http://127.0.0.1:8080 --topic nginx --state-dir /var/lib/logferry '/var/log/nginx/*.log'
   logferry push --config /etc/logferry/push.toml --check
@@ -29,7 +31,6 @@ _TABLE = "a table of strings"
 _NUMBER = "a number"
 _TEXT, _WHOLE, _YES = "a string", "a whole number", "true or false"
 _TOPICS = "a list of names, or of tables"
-MAX_TOPICS = 16  # of a file
 _T = TypeVar("_T")
 
 _OF_FILES = {
@@ -164,8 +165,8 @@ def topic_tables(group: dict[str, Any], where: str) -> list[dict[str, Any]]:
         return [{}]
     tables = [{"topic": each} if isinstance(each, str) else each for each in group["topics"]]
     names = {table.get("topic") for table in tables}
-    if "topic" in group or None in names or not len(names) == len(tables) <= MAX_TOPICS or not tables:
-        raise ValueError(f"{where}: must be 1 to {MAX_TOPICS} different topics, in place of topic")
+    if "topic" in group or None in names or not len(names) == len(tables) <= MAX_LAYERS or not tables:
+        raise ValueError(f"{where}: must be 1 to {MAX_LAYERS} different topics, in place of topic")
     return tables
 
 

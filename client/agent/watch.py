@@ -14,7 +14,7 @@ import time
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.looks import Looks, Shared
 from logferry.client.agent.schedule import NEVER
-from logferry.client.agent.search import Search
+from logferry.client.agent.search import Search, entry_of
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
@@ -28,7 +28,9 @@ class Watch:
     """The sources of a layer by name. One that was found, changed or replaced is put into ``ready``."""
 
     def __init__(self, config: Config, checkpoint: Checkpoint, shared: Shared) -> None:
-        self._number, self._of_layer = shared.layers.join(self._entry_of)
+        self._number, self._of_layer = shared.layers.join(
+            lambda tail: entry_of(tail, self._live, self._known, self._lost)
+        )
         self.sources: dict[str, FileSource] = {}
         self._config = config
         self._checkpoint = checkpoint
@@ -108,11 +110,6 @@ class Watch:
 
     def source_at(self, key: FileKey) -> FileSource | None:
         return self._live.get(key)
-
-    def _entry_of(self, tail: FileTail) -> CheckpointEntry | None:
-        if (source := self._live.get(tail.key)) is not None:
-            return source.entry
-        return self._known.candidate(tail) or self._lost.candidate(tail)
 
     def wake(self, source: FileSource, now: float) -> None:
         """It may have something to do."""

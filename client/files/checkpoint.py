@@ -41,7 +41,7 @@ from logferry.client.files.identity import Fingerprint, digest, source_id
 VERSION = 7
 FILE = "checkpoint.json"
 LOCK = "lock"
-TOPICS = "topics"  # the folder of further layers, which are numbered from 2 on
+TOPICS, MAX_LAYERS = "topics", 16  # the folder of further layers, which are numbered from 2 on
 HEAD_BYTES = 96  # of the first line, which is written last
 # The gateway forgets a silent source after this time; an older entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
@@ -299,11 +299,10 @@ class Checkpoint:
             log_event("state-corrupt", file=path, reason=error)
 
     def _load_layers(self, set_aside: bool) -> None:
-        names = [path.name for path in (self.folder / TOPICS).glob("[1-9]*") if path.name.isdigit()]
-        for number in range(1, max(map(int, names), default=1)):
-            layer = self.layer(number)
-            layer._load(set_aside)
-            self.generation = max(self.generation, layer.generation)
+        there = [number for number in range(1, MAX_LAYERS) if (self.folder / TOPICS / str(number + 1) / FILE).exists()]
+        for number in there:
+            self.layer(number)._load(set_aside)
+        self.generation = max(each.generation for each in self._layers)
 
 
 def _sync_folder(path: Path) -> None:

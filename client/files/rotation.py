@@ -54,7 +54,7 @@ def originals(name: str) -> list[str]:
 
 def copy_depth(path: str) -> int:
     """By which an original sorts before its copies."""
-    return len(_original_paths(path))
+    return len(original_paths(path))
 
 
 class WantedCopy(NamedTuple):
@@ -170,7 +170,7 @@ class Suspects:
         return begin
 
     def _begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
-        paths = _original_paths(tail.path)
+        paths = original_paths(tail.path)
         held = self._held.get(tail.key)
         if held is not None and 0 < held.sent_to <= tail.size:
             return held.sent_to
@@ -197,7 +197,7 @@ class Suspects:
         return None  # an original that was truncated continues in its copy
 
 
-def _original_paths(path: str) -> list[str]:
+def original_paths(path: str) -> list[str]:
     folder, name = os.path.split(path)
     return [os.path.join(folder, each) for each in originals(name)]
 

@@ -496,3 +496,43 @@ def test_all_topics_share_the_bound_of_memory(client: Any, gateway: Topics) -> N
     contents = [gateway.content(topic) for topic in ("app", "audit", "third")]
     assert contents[0] == contents[1] == contents[2]
     assert len(contents[0]) == 20
+
+
+@pytest.mark.parametrize("stuck", ["app", "audit"])
+def test_a_copy_is_found_after_another_order(client: Any, gateway: Topics, stuck: str) -> None:
+    """It belongs to the layer that has the original's topic, whatever the order is by now."""
+    gateway.is_one_of_many = True  # a copy that the client sees while the original is whole begins at its end
+    client.write("a.log", LONG[:1500])
+    client.settle()
+    assert client.agent.remember(client.now)
+    start(client, "audit", "app")
+    client.settle()
+    gateway.busy.add(stuck)
+    client.write("a.log", LONG[1500:])
+    for _ in range(3):
+        client.step()
+    shutil.copyfile(client.root / "a.log", client.root / "a.log.1")
+    for _ in range(5):
+        client.step()
+    os.truncate(client.root / "a.log", 0)
+    client.write("a.log", b"new\n")
+    for _ in range(5):
+        client.step()
+    gateway.busy.clear()
+    client.step(400.0)
+    client.settle()
+    assert gateway.content("app") == gateway.content("audit") == sorted([LONG, b"new\n"])
+
+
+def test_a_folder_that_cannot_be_written_stops_its_topic_alone(client: Any, gateway: Topics) -> None:
+    client.close()
+    (client.root / "state" / "topics").write_bytes(b"in the way")
+    client.begin()
+    client.write("a.log", b"one\n")
+    for _ in range(5):
+        client.step()
+    assert (gateway.content("app"), gateway.content("audit")) == ([b"one\n"], [])
+    (client.root / "state" / "topics").unlink()
+    client.step(10.0)
+    client.settle()
+    assert gateway.content("app") == gateway.content("audit") == [b"one\n"]
