@@ -519,9 +519,12 @@ def test_a_copy_is_found_after_another_order(client: Any, gateway: Topics, stuck
     for _ in range(5):
         client.step()
     gateway.busy.clear()
-    client.step(400.0)
+    client.write("a.log.1", b"late\n")
+    client.step(200.0)
     client.settle()
-    assert gateway.content("app") == gateway.content("audit") == sorted([LONG, b"new\n"])
+    other = {"app": "audit", "audit": "app"}[stuck]
+    assert gateway.content(stuck) == sorted([LONG + b"late\n", b"new\n"])
+    assert gateway.content(other) == sorted([LONG, b"late\n", b"new\n"])
 
 
 def test_a_folder_that_cannot_be_written_stops_its_topic_alone(client: Any, gateway: Topics) -> None:
