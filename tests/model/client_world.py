@@ -72,8 +72,9 @@ class Told(logging.Handler):
 class ClientWorld:
     """A folder of files, the data centres and the client, if it runs; ``now`` is the clock."""
 
-    def __init__(self, record_start: re.Pattern[bytes] | None, centres: int) -> None:
+    def __init__(self, record_start: re.Pattern[bytes] | None, centres: int, topics: int = 1) -> None:
         self.record_start = record_start
+        self.topics = ["t", "u"][:topics]  # of every file
         self.fallbacks = (DataCentre("second", (SECOND,)),) * (centres - 1)
         self.root = Path(tempfile.mkdtemp(prefix="logferry-model-"))
         (self.root / "logs" / "sub").mkdir(parents=True)
@@ -82,6 +83,7 @@ class ClientWorld:
         for url, gateway in self.centres.of.items():
             gateway.other_url = f"{url}/owner"
             gateway.is_one_of_many = centres > 1
+            gateway.topics.update(self.topics)
         self.at: dict[str, Incarnation] = {}  # files under a name that patterns see
         self.gone: list[tuple[Incarnation, bool]] = []  # no longer; is it still in its folder?
         self.unseen: dict[Path, Incarnation] = {}  # renamed to where no pattern sees them
@@ -104,13 +106,15 @@ class ClientWorld:
     # ---- the client ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        pattern = (str(self.root / "logs" / "**" / "*.log*"),)
+        first, *more = (Patterns(pattern, topic, record_start=self.record_start) for topic in self.topics)
         config = Config(
             (DataCentre("first", (FIRST,)), *self.fallbacks),
             failover_s=20.0,
             failback_s=30.0,
             state_dir=str(self.root / "state"),
             host=self.host,
-            files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t", record_start=self.record_start),),
+            files=(first._replace(more=tuple(more)),),
             chunk_bytes=1024,
             line_bytes=2048,
             request_bytes=2048,
@@ -187,10 +191,14 @@ class ClientWorld:
         """A reboot while the client is down, or a new mount."""
         self.is_renumbered = True  # then a file that is gone is not told from one that is not mounted
         checkpoint = Checkpoint.open(self.root / "state")
-        for entry in checkpoint.entries.values():
-            entry.device += 1
-        checkpoint.save()
+        for layer in self.layers(checkpoint):
+            for entry in layer.entries.values():
+                entry.device += 1
+            layer.save()
         checkpoint.close()
+
+    def layers(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        return [checkpoint.layer(number) for number in range(len(self.topics))]
 
     def copy_to_another_host(self) -> None:
         """The first host continues and writes more; the client starts with the files and the state on another one."""
@@ -271,8 +279,12 @@ class ClientWorld:
         return self.root / "logs" / name
 
     def recorded(self, incarnation: Incarnation) -> int:
-        stored = [s for s in self.centres.together().values() if s.chunks]
-        return max((begin_of(s) + len(s.content()) for s in stored if fits(incarnation, s)), default=0)
+        """So much of it is in each topic."""
+        found = dict.fromkeys(self.topics, 0)
+        for stored in self.centres.together().values():
+            if stored.chunks and fits(incarnation, stored):
+                found[stored.topic] = max(found[stored.topic], begin_of(stored) + len(stored.content()))
+        return min(found.values())
 
     def line(self, size: int = 0, end: bytes = b"\n") -> bytes:
         """Unlike all others in each part, not UTF-8, with a NUL."""
@@ -352,7 +364,8 @@ class ClientWorld:
             return False
         inodes = {path.stat().st_ino for path, each in self.unseen.items() if each is incarnation}
         checkpoint = self.client[1] if self.client else Checkpoint.open(self.root / "state")
-        is_known = any(entry.inode in inodes for entry in checkpoint.entries.values())
+        layers = self.layers(checkpoint)
+        is_known = all(any(entry.inode in inodes for entry in layer.entries.values()) for layer in layers)
         if not self.client:
             checkpoint.close()
         return is_known
@@ -371,6 +384,7 @@ class ClientWorld:
         for gateway in self.centres.of.values():
             gateway.faults.clear()
             gateway.is_away = False
+            gateway.topics.update(self.topics)
         if not self.client:
             self.start()
         quiet = 0
@@ -382,8 +396,13 @@ class ClientWorld:
         raise AssertionError("the client does not come to rest")
 
     def check(self) -> None:
+        for topic in self.topics:
+            sources = {name: stored for name, stored in self.centres.together().items() if stored.chunks}
+            self.check_topic({name: stored for name, stored in sources.items() if stored.topic == topic})
+
+    def check_topic(self, sources: dict[str, Stored]) -> None:
+        """All of this holds for each topic, whatever is in the other one."""
         found: dict[int, dict[str, tuple[int, int]]] = {}
-        sources = {name: stored for name, stored in self.centres.together().items() if stored.chunks}
         fitting = {
             name: [number for number, incarnation in enumerate(self.all) if fits(incarnation, stored)]
             for name, stored in sources.items()

@@ -13,6 +13,8 @@ end. What must hold when everything has come to rest:
 * Where an incarnation of which something was recorded did not arrive whole, the client told which source it is.
 * Where there are two data centres, which go away and come back: all of this holds for what both have together, after
   equal copies were dropped. Chunks of the same source and seqno hold the same bytes.
+* Where a file has two topics, which may be refused for a while: all of this holds for each of them, and their order
+  may change.
 * A chunk without ``split`` holds whole lines; where lines are gathered into records, it begins with a record.
 
 * After a loss of power a file has less, or other bytes at its end: another incarnation, if bytes are missing that were
@@ -40,9 +42,13 @@ from tests.support.fake_gateway import FAULTS, Killed
 
 
 class Files(RuleBasedStateMachine):
-    @initialize(record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))), centres=st.integers(1, 2))
-    def begin(self, record_start: re.Pattern[bytes] | None, centres: int) -> None:
-        self.world = ClientWorld(record_start, centres)
+    @initialize(
+        record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))),
+        centres=st.integers(1, 2),
+        topics=st.integers(1, 2),
+    )
+    def begin(self, record_start: re.Pattern[bytes] | None, centres: int, topics: int) -> None:
+        self.world = ClientWorld(record_start, centres, topics)
 
     # ---- the client ------------------------------------------------------------------------------------------
 
@@ -56,7 +62,18 @@ class Files(RuleBasedStateMachine):
     def devices_are_renumbered(self) -> None:
         self.world.renumber_devices()
 
-    @precondition(lambda self: not self.world.fallbacks and not self.world.copies)
+    @precondition(lambda self: self.world.client is None and len(self.world.topics) > 1)
+    @rule()
+    def the_topics_change_their_order(self) -> None:
+        self.world.topics.reverse()
+
+    @precondition(lambda self: len(self.world.topics) > 1)
+    @rule(url=st.sampled_from((FIRST, SECOND)), topic=st.sampled_from("tu"), is_there=st.booleans())
+    def a_topic_is_refused_or_taken_again(self, url: str, topic: str, is_there: bool) -> None:
+        topics = self.world.centres.of[url].topics
+        (topics.add if is_there else topics.discard)(topic)
+
+    @precondition(lambda self: not self.world.fallbacks and not self.world.copies and len(self.world.topics) == 1)
     @rule(data=st.data(), undone=st.booleans(), survives=st.booleans())
     def the_power_fails(self, data: st.DataObject, undone: bool, survives: bool) -> None:
         end = st.tuples(st.sampled_from((0, 1, 40, 700, 3000, 1 << 20)), st.booleans())
