@@ -47,6 +47,7 @@ _OF_ALL = {
     "kubelet_url": _TEXT, "kubelet_token_file": _TEXT, "kubelet_ca_file": _TEXT,
     "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
+_OF_GROUPS = {"paths": _TEXTS, "topics": _TOPICS, **_OF_FILES}
 _OF_TOPICS = {name: kind for name, kind in _OF_FILES.items() if name not in ("exclude", "ignore_older_s")}
 _OF_INPUT_TOPICS = {name: _OF_FILES[name] for name in ("topic", "attributes", "record_start", "cut_lines")}
 _OF_INPUTS = {
@@ -110,8 +111,7 @@ def read(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | 
 def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     values = _toml().loads(Path(path).read_text(encoding="utf-8"))
     tables = {}
-    of_files = {"paths": _TEXTS, "topics": _TOPICS, **_OF_FILES}
-    for name, known in (("files", of_files), ("datacenters", _OF_CENTRES), ("inputs", _OF_INPUTS)):
+    for name, known in (("files", _OF_GROUPS), ("datacenters", _OF_CENTRES), ("inputs", _OF_INPUTS)):
         tables[name] = values.pop(name, [])
         if not isinstance(tables[name], list) or not all(isinstance(each, dict) for each in tables[name]):
             raise ValueError(f"{name}: must be tables, written as [[{name}]]")
