@@ -53,11 +53,21 @@ class Files(RuleBasedStateMachine):
     # ---- the client ------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.client is None)
-    @rule(reverse=st.booleans())
-    def client_starts(self, reverse: bool) -> None:
-        """``reverse``: the topics in the other order."""
-        if reverse:
-            self.world.topics.reverse()
+    @rule()
+    def client_starts(self) -> None:
+        self.world.start()
+
+    @precondition(lambda self: self.world.client and len(self.world.topics) > 1)
+    @rule(killed=st.booleans(), size=st.sampled_from((0, 300)))
+    def client_starts_again_with_another_order_of_topics(self, killed: bool, size: int) -> None:
+        for _ in range(3):
+            self.world.append(NAMES[0], 1, size)
+            if self.world.client:
+                self.world.step(9)
+        if self.world.client:
+            assert killed or self.world.client[0].remember(self.world.now)
+            self.world.kill()
+        self.world.topics.reverse()
         self.world.start()
 
     @precondition(lambda self: self.world.client is None)
