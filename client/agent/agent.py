@@ -178,7 +178,10 @@ class Agent:
             self.wake_all(now)
             here = self._checkpoint.dc = self.centres.names[self.centres.here]
             self.last_progress = now
-            log_event("data-centre-back" if is_back else "data-centre-left", to=here, why=self.centres.why)
+            if is_back:
+                log_event("data-centre-back", to=here, why=self.centres.why)
+            else:
+                log_event("data-centre-left", to=here, why=self.centres.why)
 
     def jobs(self, now: float, room: int) -> list[tuple[FileSource, PushJob]]:
         """At most ``room`` requests that may be sent now: the identity of their sources is on the disk."""
