@@ -125,7 +125,7 @@ class Watch:
 
     def _close(self, source: FileSource, tail: FileTail) -> None:
         """Its bytes are no longer read. The request under way is completed, and ``finished`` is still reported."""
-        source.detach()
+        self._suspects.is_over(tail, source.detach())
         self.looks.forget(tail)
         tail.close()
         self._live.pop(tail.key, None)
