@@ -102,6 +102,15 @@ class Files(RuleBasedStateMachine):
                 self.world.step(room, dice=dice)
             self.world.now += pause_s
 
+    @precondition(lambda self: self.world.client and self.world.close_s)
+    @rule()
+    def files_are_quiet(self) -> None:
+        """So long that the client closes them."""
+        for _ in range(4):
+            if self.world.client:
+                self.world.step(9)
+            self.world.now += self.world.close_s
+
     @precondition(lambda self: self.world.client)
     @rule(late_s=st.sampled_from((0.5, 2.0, 400.0)))
     def lines_come_before_a_late_round(self, late_s: float) -> None:

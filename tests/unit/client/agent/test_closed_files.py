@@ -466,7 +466,7 @@ def test_a_thousand_quiet_files_hold_few_descriptors_and_a_deleted_one_no_space(
             writer.write(b"more\n")
         sources = served.gateway.sources
         until(lambda: any(stored.content() == b"8\nmore\n" for stored in sources.values()))
-        until(lambda: descriptors(logs, process.pid) == [str(logs / "busy.log")])
+        assert descriptors(logs, process.pid) == [str(logs / "8.log"), str(logs / "busy.log")]
         assert sum(len(stored.content()) > 0 for stored in sources.values()) == 1001
 
 
