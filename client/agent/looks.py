@@ -131,15 +131,14 @@ class LiveFiles(dict[FileKey, FileSource]):
                 return source
         return None
 
-    def hidden(self, found: Container[FileKey], now: float, changed: set[str]) -> list[FileSource]:
-        """Looks for the files that a search did not find. Returns sources of closed ones that are open now: they have
-        another name in their folder. ``changed``: gets the names of sources that were not hidden before.
+    def hidden(self, found: Container[FileKey], now: float, changed: set[str]) -> None:
+        """Looks for the files that a search did not find: one that is closed may have another name in its folder.
+        ``changed``: gets the names of sources that were not hidden before.
 
         One that is gone may have been moved to where a later search shows it. So it is waited for, as for the writer of
         one that is open; unless its file system is not mounted, which may be again.
         """
         inodes = lru_cache(maxsize=None)(inodes_in)
-        opened: list[FileSource] = []
         for key, source in [*self.items()]:
             tail = source.tail
             if key in found or tail is None:
@@ -151,11 +150,8 @@ class LiveFiles(dict[FileKey, FileSource]):
             if tail.is_open:
                 continue
             misses = tail.misses(inodes(os.path.dirname(tail.real_path())).get(key[1]))  # noqa: PTH120
-            if tail.is_open:
-                opened.append(source)
-            elif misses > 1 and now - tail.away_since >= self._missing_s:
+            if misses > 1 and now - tail.away_since >= self._missing_s:
                 self._went(source, tail, now, False)
-        return opened
 
 
 class DeletedFiles:

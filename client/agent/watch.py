@@ -226,8 +226,7 @@ class Watch:
         self._lost = KnownFiles((source.entry for key, source in self._live.items() if key not in found), False)
         for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):
             self._shown(key, path, files, now)
-        for source in self._live.hidden(found, now, self._checkpoint.changed):
-            self.refresh(source, now)
+        self._live.hidden(found, now, self._checkpoint.changed)
         self._suspects.forget(self._live)
         for tail in self._suspects.gone(found, now):
             if (begin := self._begin_of(tail, now, gone=True)) is not None:

@@ -164,8 +164,7 @@ class FileTail(ByteSource):
             self.close()
 
     def is_there(self) -> bool:
-        """It is open, or is now, and stays so for a while. Else ``is_missing`` tells whether it could be opened."""
-        self._taken_at = max(self._taken_at, self.looked_at)
+        """It is open, or is now, and stays so for a while. Else it could not be opened, or ``is_missing``."""
         try:
             return self._fd >= 0 or self._find()
         except OSError:

@@ -27,12 +27,16 @@ HEAD = b"#Version: 1.0\n"
 BOUND_S = 120.0
 
 
-@pytest.fixture
-def closing(tmp_path: Path, gateway: FakeGateway) -> Iterator[Client]:
+@pytest.fixture(params=["inotify", "polled"])
+def closing(tmp_path: Path, gateway: FakeGateway, request: pytest.FixtureRequest) -> Iterator[Client]:
     """A client of ``*.log`` and ``*.log.1``: other names are hidden from it."""
     patterns = str(tmp_path / "*.log"), str(tmp_path / "*.log.1")
     group = FileGroup(patterns, "t", close_inactive_s=CLOSE_S)
     client = Client(tmp_path, gateway, files=(group,), rotated_timeout_s=ROTATED_S)
+    if request.param == "polled":
+        hints = client.agent.watch.looks.hints
+        hints.close()
+        hints.unusable = "as for a test"
     yield client
     client.close()
 
@@ -42,7 +46,7 @@ def descriptors(below: Path, pid: int | str = "self") -> list[str]:
     found = []
     for each in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            target = os.readlink(each)
+            target = str(each.readlink())
         except OSError:
             continue
         if target.startswith(f"{below}/") and "/state/" not in target:
@@ -91,7 +95,7 @@ def test_a_quiet_file_is_closed_and_opened_when_it_is_written(closing: Client, g
 def test_a_line_of_a_closed_file_is_sent_at_once(closing: Client) -> None:
     with_closed(closing, "a.log", "b.log")
     if closing.agent.watch.looks.hints.unusable:
-        pytest.skip("no inotify here")
+        return
     assert closing.agent.watch.looks.hints.armed == 2
     closing.write("a.log", b"two\n")
     assert closing.step(0.001) == 1
@@ -104,7 +108,7 @@ def test_lost_events_open_no_closed_file(closing: Client, monkeypatch: pytest.Mo
     with_closed(closing, "a.log", "b.log")
     hints = closing.agent.watch.looks.hints
     if hints.unusable:
-        pytest.skip("no inotify here")
+        return
     for source in closing.agent.watch.sources.values():
         assert source.tail is not None
         hints.disarm(source.tail.key)
@@ -139,6 +143,17 @@ def test_a_restart_continues_a_closed_file(closing: Client) -> None:
     closing.write("a.log", b"two\n")
     closing.settle()
     assert closing.stored() == [HEAD + b"one\ntwo\n"]
+
+
+def test_a_file_of_which_the_gateway_has_said_nothing_stays_open(closing: Client, gateway: FakeGateway) -> None:
+    """Only the checkpoint says that it was sent."""
+    with_closed(closing)
+    gateway.is_away = True
+    assert closing.agent.remember(closing.now)
+    closing.restart()
+    for _ in range(4):
+        closing.step(CLOSE_S)
+    assert descriptors(closing.root) == [str(closing.root / "a.log")]
 
 
 def test_a_gateway_that_asks_for_a_new_session_gets_it(closing: Client, gateway: FakeGateway) -> None:
@@ -256,6 +271,20 @@ def test_a_file_removed_while_it_is_open_is_closed_when_it_is_quiet(closing: Cli
     assert (stored.content(), stored.beats[-1]["finished"]) == (b"one\ntwo\n", True)
 
 
+def test_a_removed_file_is_not_closed_before_it_is_sent(closing: Client, gateway: FakeGateway) -> None:
+    closing.write("a.log", b"one\n")
+    closing.step()
+    gateway.is_away = True
+    closing.write("a.log", b"two\n")
+    closing.step()
+    (closing.root / "a.log").unlink()
+    for _ in range(4):
+        closing.step(CLOSE_S)
+    gateway.is_away = False
+    searched(closing, times=6)
+    assert closing.stored() == [b"one\ntwo\n"]
+
+
 def test_lines_written_just_before_the_removal_of_a_closed_file_are_lost(
     closing: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -305,7 +334,7 @@ def test_a_copy_of_a_closed_file_is_not_sent_again(closing: Client, removed: boo
     """The original is opened to compare them, and stays open until the copy is decided."""
     with_closed(closing, content=b"one\n" * 500)
     shutil.copyfile(closing.root / "a.log", closing.root / "a.log.1")
-    closing.step(0.1)
+    closing.step(1.0)
     assert str(closing.root / "a.log") in descriptors(closing.root)
     if removed:
         (closing.root / "a.log").unlink()
@@ -322,8 +351,8 @@ def test_a_copy_of_a_closed_file_is_not_sent_again(closing: Client, removed: boo
 def test_another_file_after_the_removal_of_a_closed_one_is_a_new_source(
     closing: Client, gateway: FakeGateway, content: bytes, same_inode: bool, name: str
 ) -> None:
-    """Deleted, and a new file at the same path or at another one, perhaps with the inode used again, which begins as the
-    old one or is equal to it.
+    """Deleted, and a new file at the same path or at another one, perhaps with the inode used again. It begins as the
+    old one, or is equal to it.
     """
     with_closed(closing)
     if same_inode:
@@ -380,9 +409,24 @@ def test_a_file_truncated_and_rewritten_while_it_was_closed_is_a_new_source(clos
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_ino == before.st_ino
     searched(closing, times=4)
+    assert closing.stored() == [HEAD + b"one\n"] + [content] * bool(content)
     closing.write("a.log", b"more\n")
     closing.settle()
     assert closing.stored() == [HEAD + b"one\n", content + b"more\n"]
+
+
+def test_without_births_a_truncated_file_is_named_and_an_empty_one_is_the_same(
+    closing: Client, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("logferry.client.files.tail.born_ns", lambda _: 0)
+    closing.write("b.log", b"")
+    with_closed(closing)
+    os.truncate(closing.root / "a.log", 0)
+    closing.write("b.log", b"1\n")
+    searched(closing)
+    assert "truncated: it holds 0 bytes" in caplog.text
+    assert (sorted(closing.stored()), "file-gone" in caplog.text) == ([HEAD + b"one\n", b"1\n"], False)
+    assert len(closing.agent.watch.sources) == 2
 
 
 def test_a_touched_or_linked_file_is_the_same(closing: Client) -> None:
