@@ -69,7 +69,7 @@ class Looks:
         """Closes a file that is inactive until it changes. True for a deleted one: nothing could open it again."""
         if not self._may_close or not tail.is_inactive(now, source.files.close_inactive_s):
             return False
-        if source.is_done() and source.entry.position == tail.position and not (source.unsaved or tail.is_deleted):
+        if source.entry.position == tail.position and not (source.unsaved or tail.is_deleted):
             tail.give_up()
         return tail.is_deleted
 

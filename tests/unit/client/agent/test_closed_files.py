@@ -272,10 +272,8 @@ def test_a_file_removed_while_it_is_open_is_closed_when_it_is_quiet(closing: Cli
 
 
 def test_a_removed_file_is_not_closed_before_it_is_sent(closing: Client, gateway: FakeGateway) -> None:
-    closing.write("a.log", b"one\n")
-    closing.step()
     gateway.is_away = True
-    closing.write("a.log", b"two\n")
+    closing.write("a.log", b"one\ntwo\n")
     closing.step()
     (closing.root / "a.log").unlink()
     for _ in range(4):
@@ -309,11 +307,13 @@ def test_a_file_compressed_while_it_was_closed_is_read_on_in_its_gz(closing: Cli
     assert [stored.beats[-1]["finished"] for stored in gateway.sources.values()] == [True, True]
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
 @pytest.mark.parametrize("recreated", ["", "another inode", "the same inode"])
 @pytest.mark.parametrize("late", [b"", b"two\n"])
 def test_a_closed_file_that_was_copied_and_removed_continues_in_the_copy(
-    closing: Client, recreated: str, late: bytes
+    closing: Client, recreated: str, late: bytes, is_noticed: bool
 ) -> None:
+    """``is_noticed``: that the file is gone, before the copy is found."""
     with_closed(closing, content=b"one\n" * 500)
     closing.write("a.log", late)
     shutil.copyfile(closing.root / "a.log", closing.root / "a.log.1")
@@ -324,6 +324,8 @@ def test_a_closed_file_that_was_copied_and_removed_continues_in_the_copy(
     if recreated == "another inode":
         closing.write("has the inode", b"")
         closing.write("a.log", HEAD + b"1\n")
+    (source,) = closing.agent.watch.sources.values()
+    closing.agent.watch.refresh(source if is_noticed else None, closing.now)
     searched(closing, times=10)
     wanted = [HEAD + b"one\n" * 500 + late] + [HEAD + b"1\n"] * bool(recreated)
     assert sorted(closing.stored()) == sorted(wanted)
