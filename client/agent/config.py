@@ -46,6 +46,7 @@ class FileGroup(NamedTuple):
     rules: LineRules | ContainerRules | None = None
     starts_at_end: bool = False
     ignore_older_s: float = 0.0
+    close_inactive_s: float = 0.0
     more: tuple[FileGroup, ...] = ()  # the same files, for the topics beside the first one
 
     @property
@@ -268,7 +269,7 @@ def _spools(given: Settings, inputs: Sequence[InputSettings]) -> Iterator[FileGr
 def _of_spool(group: FileGroup, settings: InputSettings) -> FileGroup:
     attributes = {**group.attributes, "path": attribute(settings.name)}
     group = group._replace(source=settings.source, exclude=(), attributes=attributes)
-    group = group._replace(starts_at_end=False, ignore_older_s=0.0)  # these are about files of others
+    group = group._replace(starts_at_end=False, ignore_older_s=0.0, close_inactive_s=0.0)  # for files of others
     rules = group.rules._replace(encoding=None) if isinstance(group.rules, LineRules) else None  # JSON is UTF-8
     return group if settings.kind == "stdin" else group._replace(record_start=None, cut_lines=False, rules=rules)
 
@@ -321,9 +322,9 @@ def _of_topic(given: Settings, where: str, group: dict[str, Any], below: str, ow
     start_at = group.get("start_at", given.get("start_at", "beginning"))
     if start_at not in ("beginning", "end"):
         raise ValueError(f"{label('start_at')} {start_at!r} is neither beginning nor end")
-    ignore_older_s = group.get("ignore_older_s", given.get("ignore_older_s", 0.0))
-    if not 0 <= ignore_older_s <= 1e9:
-        raise ValueError(f"{label('ignore_older_s')} {ignore_older_s:g} is not between 0 and {1e9:g}")
+    seconds = {name: group.get(name, given.get(name, 0.0)) for name in ("ignore_older_s", "close_inactive_s")}
+    for name in (name for name, value in seconds.items() if not 0 <= value <= 1e9):
+        raise ValueError(f"{label(name)} {seconds[name]:g} is not between 0 and {1e9:g}")
     return FileGroup(
         patterns=tuple(os.path.abspath(pattern) for pattern in group["paths"]),  # noqa: PTH100
         topic=_checked(label("topic"), check_topic, topic),
@@ -334,7 +335,7 @@ def _of_topic(given: Settings, where: str, group: dict[str, Any], below: str, ow
         link_roots=tuple(os.path.abspath(root) for root in given.get("link_root", ())),  # noqa: PTH100
         rules=_checked(label("format"), partial(_rules, given, group, lines), form),
         starts_at_end=start_at == "end",
-        ignore_older_s=ignore_older_s,
+        **seconds,
     )
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
+from functools import lru_cache
 
 from logferry.client.agent.config import Config
 from logferry.client.agent.schedule import TimeQueue
 from logferry.client.agent.search import Layers
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
-from logferry.client.files.discover import FileKey
+from logferry.client.files.discover import FileKey, inodes_in
 from logferry.client.files.inotify import Hints
+from logferry.client.files.rotation import KnownFiles, original_paths
 from logferry.client.files.tail import FileTail
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.failover import FailoverPolicy
@@ -31,6 +34,7 @@ class Looks:
 
     def __init__(self, is_hinted: bool, layers: int = 1) -> None:
         self.hints = Hints(is_hinted, layers)
+        self._may_close = is_hinted
         self._queue: TimeQueue[FileSource] = TimeQueue()
         self._doubted: set[FileKey] = set()
 
@@ -55,13 +59,25 @@ class Looks:
                 return True, now + DOUBT_S
         else:
             self._doubted.discard(tail.key)
-        return is_changed, tail.next_look
+        due = tail.next_look
+        if not is_changed and self._arm(tail, now):
+            tail.next_look = now
+            is_changed = tail.look(now)
+        return is_changed, due
 
-    def arm(self, tail: FileTail, now: float) -> bool:
+    def _arm(self, tail: FileTail, now: float) -> bool:
         """Whether the file has to be looked at once more: it may have changed before the event was asked for."""
         if not tail.may_be_armed or self.hints.is_armed(tail.key):
             return False
-        return self.hints.arm(tail.fileno(), tail.key, os.path.dirname(tail.path), now)  # noqa: PTH120
+        return self.hints.arm(tail.watch_path, tail.key, os.path.dirname(tail.path), now)  # noqa: PTH120
+
+    def is_over(self, source: FileSource, tail: FileTail, now: float) -> bool:
+        """Closes a file that is inactive until it changes. True for a deleted one: nothing could open it again."""
+        if not self._may_close or not tail.is_inactive(now, source.files.close_inactive_s):
+            return False
+        if source.entry.position == tail.position and not (source.unsaved or tail.is_deleted):
+            tail.give_up()
+        return tail.is_deleted
 
     def next_look(self, tail: FileTail, due: float, now: float) -> float:
         if self.hints.is_armed(tail.key) and tail.key not in self._doubted:
@@ -72,6 +88,76 @@ class Looks:
         """It is closed."""
         self.hints.disarm(tail.key)
         self._doubted.discard(tail.key)
+
+
+class LiveFiles(dict[FileKey, FileSource]):
+    """The sources whose file is followed, by its device and inode.
+
+    While a file is closed another one may get its inode. ``went``: called with a source whose file was removed
+    meanwhile, its file, the time, and whether another file has the inode.
+    """
+
+    def __init__(self, went: Callable[[FileSource, FileTail, float, bool], None], missing_s: float) -> None:
+        super().__init__()
+        self._went = went
+        self._missing_s = missing_s
+
+    def owner(self, key: FileKey, path: str, now: float) -> FileSource | None:
+        """Whose file this is, which was found at ``path``. A closed one is opened unless it was known there."""
+        source = self.get(key)
+        tail = None if source is None else source.tail
+        if source is None or tail is None or tail.is_open:
+            return source
+        if (tail.path, tail.away_since, tail.is_missing) == (path, None, False):
+            return source
+        with suppress(OSError):
+            is_its = tail.take(path)
+            if is_its:
+                source.retry(now)
+            elif is_its is False:
+                self._went(source, tail, now, True)
+        return self.get(key)
+
+    def continued_in(self, found: FileTail, lost: KnownFiles) -> FileSource | None:
+        """The source whose file this is, or whose file was copied to it; then it is at its position.
+
+        Its file system may have been mounted again, under another number: ``lost`` has the files that no pattern shows.
+        Or the file was copied, and then removed while it was closed.
+        """
+        entry, paths = lost.candidate(found), original_paths(found.path)
+        if entry is not None:
+            source = self.get((entry.device, entry.inode))
+            tail = None if source is None or source.entry is not entry else source.tail
+            return source if source and tail and source.wanted(tail).is_in(found) else None
+        for source in self.values() if paths else ():
+            tail = source.tail
+            if tail is None or tail.is_open or tail.path not in paths or not tail.head.length:
+                continue
+            if not tail.is_there() and tail.is_missing and source.wanted(tail).is_in(found):
+                return source
+        return None
+
+    def hidden(self, found: Container[FileKey], now: float, changed: set[str]) -> None:
+        """Looks for the files that a search did not find: one that is closed may have another name in its folder.
+        ``changed``: gets the names of sources that were not hidden before.
+
+        One that is gone may have been moved to where a later search shows it. So it is waited for, as for the writer of
+        one that is open; unless its file system is not mounted, which may be again.
+        """
+        inodes = lru_cache(maxsize=None)(inodes_in)
+        for key, source in [*self.items()]:
+            tail = source.tail
+            if key in found or tail is None:
+                continue
+            if tail.away_since is None:
+                tail.away_since = now
+                changed.add(source.name)
+                log_event("source-away", source=source.name, size=tail.size)
+            if tail.is_open:
+                continue
+            misses = tail.misses(inodes(os.path.dirname(tail.real_path())).get(key[1]))  # noqa: PTH120
+            if misses > 1 and now - tail.away_since >= self._missing_s:
+                self._went(source, tail, now, False)
 
 
 class DeletedFiles:

@@ -7,6 +7,7 @@ prints what would be sent and why; it sends and writes nothing.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,7 +21,6 @@ from logferry.client.events import log_event, set_up
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
 from logferry.client.files.discover import left_out
 from logferry.client.files.rotation import CompressedFile
-from logferry.client.files.tail import raise_file_limit
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer
@@ -156,6 +156,15 @@ def _end(agent: Agent, config: Config, workers: Workers) -> None:
             _apply(agent, result)
     agent.remember(time.monotonic())
     agent.close()
+
+
+def raise_file_limit() -> None:
+    """A followed file stays open, so that a rotated one can be read to its end."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        log_event("file-limit", reason=error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 _OF_FILES = {
     "topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_start": _TEXT, "cut_lines": _YES,
     "include_lines": _TEXTS, "exclude_lines": _TEXTS, "encoding": _TEXT, "start_at": _TEXT,
-    "ignore_older_s": _NUMBER, "format": _TEXT, "line_fields": _TEXT,
+    "ignore_older_s": _NUMBER, "close_inactive_s": _NUMBER, "format": _TEXT, "line_fields": _TEXT,
 }  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
@@ -270,6 +270,8 @@ def _parser() -> argparse.ArgumentParser:
         " (default: beginning)")  # fmt: skip
     add("--ignore-older-s", type=float, metavar="S", help="leave out files that were last written longer ago, until"
         " they are written again; 0: none (default: 0)")  # fmt: skip
+    add("--close-inactive-s", type=float, metavar="S", help="close a file that was sent and has not changed for so many"
+        " seconds, until it changes; 0: it stays open (default: 0)")  # fmt: skip
     add("--linger-ms", type=int, metavar="MS", help="longest wait of a line before it is sent (default: 200)")
     add("--idle-s", type=float, metavar="S", help="wait of a last line without a newline (default: 30)")
     add("--rotated-timeout-s", type=float, metavar="S", help="stop following a renamed or removed file after this many"

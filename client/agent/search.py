@@ -147,9 +147,7 @@ class Search:
                 return None
             tail = self._inputs.open_file(path, now, self._config.once)
         except OSError as error:
-            if path not in self.failed:
-                log_event("file-unreadable", path=path, reason=error.strerror)
-            self.failed[path] = error.strerror or "unreadable"
+            self.fails(path, error)
             return None
         if tail is not None and leads_out(path, tail.real_path(), files.patterns, files.link_roots):
             if path not in self.failed:
@@ -160,6 +158,11 @@ class Search:
         self.failed.pop(path, None)
         self.ignored.discard(path)
         return tail
+
+    def fails(self, path: str, error: OSError) -> None:
+        if path not in self.failed:
+            log_event("file-unreadable", path=path, reason=error.strerror)
+        self.failed[path] = error.strerror or "unreadable"
 
     def _is_old(self, path: str, facts: os.stat_result, files: FileGroup, known: KnownFiles) -> bool:
         return time.time() - facts.st_mtime > files.ignore_older_s and not known.may_have(path, facts)

@@ -349,7 +349,8 @@ class FileSource:
             return "the end of its last line" if self.batches.reader.is_barren(self.reading) else "its turn"
         if self.tail is None:
             return "the gateway to record that it is finished"
-        return "more lines" if self.tail.away_since is None else "its writer to close it"
+        end = "its file to be found again" if self.tail.is_missing else "its writer to close it"
+        return "more lines" if self.tail.away_since is None else end
 
     def stop(self, why: str) -> None:
         """This process sends nothing more of it."""

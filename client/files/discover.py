@@ -236,3 +236,24 @@ def folder_is_on(path: str, device: int) -> bool:
         return os.stat(os.path.dirname(path)).st_dev == device
     except OSError:
         return False
+
+
+def file_system_is_on(path: str, device: int) -> bool:
+    """Whether the folder of ``path``, or what is left above it, is on the file system that the file was on."""
+    folder = os.path.dirname(path)
+    while True:
+        try:
+            return os.stat(folder).st_dev == device
+        except (FileNotFoundError, NotADirectoryError):
+            folder = os.path.dirname(folder)
+        except OSError:
+            return False
+
+
+def inodes_in(folder: str) -> dict[int, str]:
+    """Paths of the regular files of the folder, by their inodes."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
+    except OSError:
+        return {}

@@ -152,11 +152,10 @@ class Hints:
             self._paths.pop(wd, None)
             self._libc.inotify_rm_watch(self._fd, wd)
 
-    def arm(self, fd: int, key: FileKey, folder: str, now: float) -> bool:
-        """The next change of the open file is an event. Look at the file afterwards: it may have changed before."""
+    def arm(self, path: bytes, key: FileKey, folder: str, now: float) -> bool:
+        """The next change of the file is an event. Look at the file afterwards: it may have changed before."""
         if self._fd < 0:
             return False
-        path = b"/proc/self/fd/%d" % fd
         if key[0] not in self._reasons:
             self._reasons[key[0]] = self._why_not(path)
         why = "changes come without events" if folder in self._silent else self._reasons[key[0]]

@@ -72,8 +72,11 @@ class Told(logging.Handler):
 class ClientWorld:
     """A folder of files, the data centres and the client, if it runs; ``now`` is the clock."""
 
-    def __init__(self, record_start: re.Pattern[bytes] | None, centres: int, topics: int = 1) -> None:
+    def __init__(
+        self, record_start: re.Pattern[bytes] | None, centres: int, close_s: float = 0.0, topics: int = 1
+    ) -> None:
         self.record_start = record_start
+        self.close_s = close_s
         self.topics = ["t", "u"][:topics]  # of every file
         self.fallbacks = (DataCentre("second", (SECOND,)),) * (centres - 1)
         self.root = Path(tempfile.mkdtemp(prefix="logferry-model-"))
@@ -106,15 +109,13 @@ class ClientWorld:
     # ---- the client ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        pattern = (str(self.root / "logs" / "**" / "*.log*"),)
-        first, *more = (Patterns(pattern, topic, record_start=self.record_start) for topic in self.topics)
         config = Config(
             (DataCentre("first", (FIRST,)), *self.fallbacks),
             failover_s=20.0,
             failback_s=30.0,
             state_dir=str(self.root / "state"),
             host=self.host,
-            files=(first._replace(more=tuple(more)),),
+            files=(self.patterns(),),
             chunk_bytes=1024,
             line_bytes=2048,
             request_bytes=2048,
@@ -124,6 +125,12 @@ class ClientWorld:
         checkpoint = Checkpoint.open(Path(config.state_dir))
         agent = Agent(config, checkpoint, self.now)
         self.client = agent, checkpoint, Pusher(self.clusters(config), self.centres)
+
+    def patterns(self) -> Patterns:
+        every = (str(self.root / "logs" / "**" / "*.log*"),)
+        of_topic = Patterns(every, "", record_start=self.record_start, close_inactive_s=self.close_s)
+        first, *more = (of_topic._replace(topic=topic) for topic in self.topics)
+        return first._replace(more=tuple(more))
 
     def clusters(self, config: Config) -> list[GatewayCluster]:
         return [GatewayCluster(centre.urls, None) for centre in config.data_centres]
@@ -348,6 +355,15 @@ class ClientWorld:
         checkpoint.save()
         checkpoint.close()
         self.centres.of[FIRST].is_one_of_many = True  # so a heartbeat may be beyond what it knows
+
+    def take(self, name: str) -> Incarnation:
+        """It will have another name, or none. The client cannot read the rest of one that it has closed."""
+        incarnation = self.at.pop(name)
+        facts = self.path(name).stat()
+        source = self.client[0].watch.source_at((facts.st_dev, facts.st_ino)) if self.client else None
+        if source is not None and source.tail is not None and not source.tail.is_open:
+            incarnation.seen = False
+        return incarnation
 
     def goes(self, incarnation: Incarnation, in_folder: bool) -> None:
         """No pattern sees it any more: what can still arrive of it?"""

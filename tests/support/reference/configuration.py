@@ -94,6 +94,7 @@ _PUSH_DEFAULTS: Final = {
     "files[].encoding": "top-level `encoding`",
     "files[].start_at": "top-level `start_at`",
     "files[].ignore_older_s": "top-level `ignore_older_s`",
+    "files[].close_inactive_s": "top-level `close_inactive_s`",
     "files[].format": "top-level `format`",
     "files[].line_fields": "top-level `line_fields`",
     "line_fields": "`time stream`",
