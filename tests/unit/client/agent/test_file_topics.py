@@ -136,6 +136,10 @@ def test_a_topic_that_takes_nothing_stops_itself_alone(client: Any, gateway: Top
 # ---- changes of the file, while one of the topics is behind -------------------------------------------------------
 
 
+def other(topic: str) -> str:
+    return {"app": "audit", "audit": "app"}[topic]
+
+
 def rename(client: Any) -> list[bytes]:
     (client.root / "a.log").rename(client.root / "a.log.1")
     client.write("a.log.1", b"late\n")
@@ -165,15 +169,22 @@ def move_away(client: Any) -> list[bytes]:
 @pytest.mark.parametrize("stuck", ["app", "audit"])
 @pytest.mark.parametrize("change", [rename, remove, copy_and_truncate, move_away])
 @pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("close_s", [0.0, 1.0])
 def test_a_changed_file_arrives_in_each_topic(
-    client: Any, gateway: Topics, stuck: str, change: Callable[[Any], list[bytes]], killed: bool
+    client: Any, gateway: Topics, stuck: str, change: Callable[[Any], list[bytes]], killed: bool, close_s: float
 ) -> None:
+    """``close_s``: the topic that has all of it closes the file, the other one does not."""
+    start(client, "app", "audit", close_inactive_s=close_s)
     client.write("a.log", LONG[:1500])
     client.settle()
     gateway.busy.add(stuck)
     client.write("a.log", LONG[1500:])
     for _ in range(3):
         client.step()
+    client.agent.remember(client.now)
+    client.step()
+    tails = {source.entry.topic: source.tail for watch in client.agent.watches for source in watch.sources.values()}
+    assert {topic: tail.is_open for topic, tail in tails.items()} == {stuck: True, other(stuck): not close_s}
     wanted = change(client)
     if not (killed and change is remove):  # what is removed while no client runs is lost
         if killed:
