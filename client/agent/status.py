@@ -67,8 +67,9 @@ def _troubled(watches: Iterable[Watch], now: float) -> list[SourceStatus]:
 def _polled(watches: Iterable[Watch]) -> dict[str, int]:
     """Reason → how many files are polled because of it."""
     counts: dict[str, int] = {}
-    for hints in (watch.looks.hints for watch in watches):
-        for why, count in hints.polled.items():
+    for watch in watches:
+        hints = watch.looks.hints
+        for why, count in ({hints.unusable: len(watch.sources)} if hints.unusable else hints.polled).items():
             counts[why] = counts.get(why, 0) + count
     return counts
 
@@ -89,8 +90,9 @@ def write_status(
     failed = dict(islice(all_failed.items(), ROWS))
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "totals": totals, "files": shown, "failed": failed}
     hints = [watch.looks.hints for watch in watches]
-    unusable = next((each.unusable for each in hints if each.unusable), "")
-    content["inotify"] = {"files": sum(each.armed for each in hints), "polled": _polled(watches), "unusable": unusable}
+    unusable = hints[0].unusable if all(each.unusable for each in hints) else ""
+    polled = {} if unusable else _polled(watches)
+    content["inotify"] = {"files": sum(each.armed for each in hints), "polled": polled, "unusable": unusable}
     if inputs:
         content["inputs"] = inputs
     if len(centres.names) > 1:
@@ -202,8 +204,7 @@ def render_metrics(
     lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
     lines += [f"logferry_push_files_unreadable {len({path for watch in watches for path in watch.failed})}"]
     lines += _head("files_polled", "gauge", "Files that are polled, because inotify tells nothing of them.")
-    unhinted = sum(len(watch.sources) for watch in watches if watch.looks.hints.unusable)
-    lines += [f"logferry_push_files_polled {unhinted + sum(_polled(watches).values())}"]
+    lines += [f"logferry_push_files_polled {sum(_polled(watches).values())}"]
     lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
     here = here.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines += [f'logferry_push_data_centre{{name="{here}"}} 1']

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from logferry.client.agent.config import DataCentre, FileGroup
-from logferry.client.agent.status import render_metrics
+from logferry.client.agent.status import render_metrics, write_status
 from logferry.client.agent.workers import Pusher
 from logferry.client.files import checkpoint as checkpoints
 from logferry.client.files.lines import LineRules
@@ -539,3 +539,20 @@ def test_a_folder_that_cannot_be_written_stops_its_topic_alone(client: Any, gate
     client.step(10.0)
     client.settle()
     assert gateway.content("app") == gateway.content("audit") == [b"one\n"]
+
+
+def test_a_topic_without_inotify_is_polled_and_the_status_says_so(client: Any, gateway: Topics) -> None:
+    """Each topic needs an instance, of which a user has 128."""
+    for name in ("a.log", "b.log"):
+        client.write(name, b"one\n")
+    client.settle()
+    hints = client.agent.watches[1].looks.hints
+    hints.close()
+    hints.unusable, hints._fd = "full", -1
+    client.write("a.log", b"two\n")
+    client.settle()
+    assert gateway.content("app") == gateway.content("audit") == [b"one\n", b"one\ntwo\n"]
+    folder = Path(client.config.state_dir)
+    write_status(folder, client.agent.watches, client.now, client.agent.centres)
+    said = json.loads((folder / "status.json").read_text())
+    assert (said["inotify"]["polled"]["full"], said["inotify"]["unusable"], said["totals"]["files"]) == (2, "", 4)
