@@ -19,7 +19,7 @@ from logferry.client.agent.search import Layers
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.discover import FileKey, inodes_in
-from logferry.client.files.inotify import Hints
+from logferry.client.files.inotify import Found, Hints
 from logferry.client.files.rotation import KnownFiles, original_paths
 from logferry.client.files.tail import FileTail
 from logferry.client.inputs.inputs import Inputs
@@ -117,6 +117,13 @@ class LiveFiles(dict[FileKey, FileSource]):
             elif is_its is False:
                 self._went(source, tail, now, True)
         return self.get(key)
+
+    def noted(self, events: Found) -> Found:
+        """If a file that was not written is gone now, nothing of it is lost."""
+        for tail in (self[key].tail for key in events.unwritten if key in self):
+            if tail is not None:
+                tail.is_unwritten = True
+        return events
 
     def continued_in(self, found: FileTail, lost: KnownFiles) -> FileSource | None:
         """The source whose file this is, or whose file was copied to it; then it is at its position.

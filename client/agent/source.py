@@ -317,9 +317,8 @@ class FileSource:
         before, self._error = self._error, f"unreadable: {error.strerror}"
         if self._error != before:
             log_event("file-unreadable", path=self.entry.last_path, reason=error.strerror)
-        self.let_go()
+        self.batches.drop(self.reading.mark)
         self.window.close_session()
-        self.window.clear()
         if once:
             self.stop(self._error)
         if self._error != before or now >= self.window.not_before:  # else it is the same trouble, seen by another look

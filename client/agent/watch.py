@@ -59,7 +59,7 @@ class Watch:
         """Looks at what changed, by inotify, since the last call."""
         if not self._started or self.looks.hints.unusable:
             return
-        hints = self.looks.hints.take()
+        hints = self._live.noted(self.looks.hints.take())
         for key in (*self._live,) if hints.lost else hints.files:
             self.refresh(self._live.get(key), now)
         for path in dict.fromkeys(hints.paths):
@@ -173,9 +173,10 @@ class Watch:
         self._close(source, tail)
         if is_replaced and self._move_to_copy(source, tail, "removed while it was closed", now):
             return
-        source.entry.last_path = tail.path
-        reading = grown_gzip(source.entry, self._config.patterns)
-        if reading is None:
+        reading = grown_gzip(source.entry, tail.path, self._config.patterns)
+        if reading is None and tail.is_unwritten:
+            log_event("source-finished", source=source.name, bytes=tail.position)
+        elif reading is None:
             log_event("file-gone", source=source.name, position=tail.position)
         else:
             log_event("source-resumed", source=source.name, path=reading.path, position=tail.position)

@@ -57,13 +57,15 @@ _LIMIT = "fs.inotify.max_user_watches is reached"
 class Found(NamedTuple):
     """``files``: that may have changed. ``paths``: that appeared. ``gone``: that left, with whether each is a folder.
 
-    ``lost``: events were lost, so anything may have happened.
+    ``lost``: events were lost, so anything may have happened. ``unwritten``: files that had another change before any
+    write, as that of their names.
     """
 
     files: list[FileKey]
     paths: list[str]
     gone: list[str]
     lost: bool
+    unwritten: list[FileKey]
 
 
 class Hints:
@@ -205,7 +207,7 @@ class Hints:
 
     def take(self) -> Found:
         """What happened since the last call; never waits."""
-        found = Found([], [], [], False)
+        found = Found([], [], [], False, [])
         self.is_due = False
         while self._fd >= 0:
             try:
@@ -222,6 +224,7 @@ class Hints:
                     key = self._files.pop(wd)
                     del self._armed[key]
                     found.files.append(key)
+                    found.unwritten.extend(() if mask & _MODIFY else (key,))
                 elif wd in self._paths:
                     self._of_folder(found, wd, mask, raw[at - size : at].rstrip(b"\0"))
         for key in (*self._armed,) if found.lost else ():

@@ -272,16 +272,15 @@ class CompressedFile(ByteSource):
             raise OSError(5, f"damaged: {error}") from None
 
 
-def grown_gzip(entry: CheckpointEntry, patterns: Iterable[str]) -> CompressedFile | None:
+def grown_gzip(entry: CheckpointEntry, path: str, patterns: Iterable[str]) -> CompressedFile | None:
     """The ``.gz`` that gzip made of the file, if it holds more than was sent of it; as `find_gzip`."""
-    path = f"{entry.last_path}.gz"
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(f"{path}.gz", "rb") as file:  # noqa: PTH123
             file.seek(-4, os.SEEK_END)
             size = int.from_bytes(file.read(4), "little")
     except OSError:
         return None
-    return None if size == entry.position % (1 << 32) else find_gzip(entry, patterns, [path])
+    return None if size == entry.position % (1 << 32) else find_gzip(entry, patterns, [f"{path}.gz"])
 
 
 def find_gzip(

@@ -94,6 +94,7 @@ class FileTail(ByteSource):
         self.deleted_bytes = 0  # on the disk, freed when this is closed
         self.is_deleted = False
         self.is_missing = False  # it was given up, and is no longer where it was
+        self.is_unwritten = False  # it was given up, and an event says that nothing was written until it was removed
         self._fd = fd
         self._place = ""  # where it was when it was given up
         self._misses = 0
@@ -160,7 +161,7 @@ class FileTail(ByteSource):
         """Closes the descriptor until it is needed again, if the file can be found then."""
         place = self.real_path()
         if leads_to(place, self.key):
-            self._place = place
+            self._place, self.is_unwritten = place, False
             self.close()
 
     def is_there(self) -> bool:

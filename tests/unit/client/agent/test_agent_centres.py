@@ -128,6 +128,27 @@ def test_chunks_under_way_are_sent_again_unchanged(client: Any, both: Any, fault
     assert both.copies() == ("after" in fault)
 
 
+@pytest.mark.parametrize("fault", ["cut after", "cut before"])
+def test_a_chunk_whose_file_cannot_be_read_while_it_is_under_way_is_sent_again_unchanged(
+    client: Any, both: Any, fault: str
+) -> None:
+    client.write("a.log", ONE)
+    client.settle()
+    client.write("a.log", b"two\n")
+    client.now += 5.0
+    client.agent.tick(client.now)
+    ((source, job),) = client.agent.jobs(client.now, 1)
+    both.first.faults.append(fault)
+    outcome = client.pusher.perform(job)
+    source.cannot_read(OSError(5, "Input/output error"), client.now, False)
+    client.agent.finish(source, job, outcome, client.now)
+    client.write("a.log", b"three\n")
+    goes_away(client, both.first)
+    client.settle()
+    assert both.contents() == [ONE + b"two\nthree\n"]
+    assert both.copies() == ("after" in fault)
+
+
 def test_a_client_that_was_killed_sends_nothing_again_though_the_one_that_knows_is_gone(client: Any, both: Any) -> None:
     """Its checkpoint is older than what was acknowledged."""
     for number in range(10):

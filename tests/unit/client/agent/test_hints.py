@@ -139,7 +139,7 @@ def test_an_event_that_is_late_makes_no_folder_polled(client: Any, caplog: Any) 
     caplog.set_level("INFO")
     hints = quiet(client, "a.log")
     taken = hints.take
-    hints.take = lambda: Found([], [], [], False)
+    hints.take = lambda: Found([], [], [], False, [])
     client.write("a.log", b"more\n")
     client.step(10.0)
     assert client.stored() == [b"first\nmore\n"]
