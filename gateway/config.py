@@ -185,7 +185,7 @@ class ServiceConfig(Strict):
     kafka: KafkaSettings
     """The connection to the Kafka cluster of this data centre."""
     worker_key_file: Path | None = None
-    """A file with a secret of 32 characters or more, the same for all workers; needed for `certificates` of tokens."""
+    """A file with a secret of 32 characters or more, the same for all workers; needed for some settings of tokens."""
     anonymous: bool = False
     """Without tokens: let everybody do everything, also from other hosts."""
     open_metrics: bool = False
@@ -229,15 +229,7 @@ class ServiceConfig(Strict):
     @property
     def worker_key(self) -> bytes | None:
         """By which workers tell each other their callers. Raises ConfigError."""
-        if self.worker_key_file is None:
-            return None
-        try:
-            key = self.worker_key_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"worker_key_file: {self.worker_key_file}: {error.strerror}") from None
-        if len(key) < _KEY_BYTES:
-            raise ConfigError(f"worker_key_file: {self.worker_key_file} must hold at least {_KEY_BYTES} characters")
-        return key
+        return None if self.worker_key_file is None else read_worker_key(self.worker_key_file)
 
     @property
     def address(self) -> str:
@@ -337,6 +329,9 @@ class Config(ServiceConfig):
     @model_validator(mode="after")
     def _together(self) -> Config:
         self.check_names_and_ports({self.dc, *self.data_centres})
+        if self.worker_key_file is None and (found := [one.name for one in self.tokens if one.counts_requests]):
+            counted = f"{found[0]} has requests_per_s or connections"
+            raise ValueError(f"worker_key_file: is needed, since {counted}: workers forward requests")
         self.receivers.check(self.limits.lane_bytes)
         return self
 
@@ -355,6 +350,17 @@ class Config(ServiceConfig):
             return topic.startswith(written) or (topic, partition) in own
 
         return LaneIdentity(number, f"{self.group}.lane-{number}", (self.state_topic, number), may_write)
+
+
+def read_worker_key(path: Path) -> bytes:
+    """Raises ConfigError."""
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"worker_key_file: {path}: {error.strerror}") from None
+    if len(key) < _KEY_BYTES:
+        raise ConfigError(f"worker_key_file: {path} must hold at least {_KEY_BYTES} characters")
+    return key
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

@@ -52,10 +52,12 @@ class Problem(Exception):
     """The answer to a request that failed, as an RFC 9457 problem document.
 
     ``extra`` holds what the caller needs to continue (``recorded_seqno``, limits, …); ``retry_after_s`` becomes a
-    header. ``caller``: who was refused, where the gate knows it; no part of the answer.
+    header. No parts of the answer: ``caller``, who was refused, where the gate knows it; ``ends_connection``: it is
+    closed after the answer.
     """
 
     caller: str | None = None
+    ends_connection = False
 
     def __init__(self, kind: str, detail: str, *, retry_after_s: float | None = None, **extra: Any) -> None:
         super().__init__(f"{kind}: {detail}")

@@ -6,7 +6,7 @@ A token bucket fills at its rate up to some seconds' worth. The clock is passed 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 _INSTANT_S: Final = 0.001
 BURST_S: Final = 1.0
@@ -30,6 +30,19 @@ class TokenBucket:
 
     def take(self, amount: float) -> None:
         self.level -= amount
+
+
+class ReadLimit(Protocol):
+    """The rate of what one caller reads."""
+
+    def wait_s(self) -> float:
+        """Seconds until there is something left of it; 0: now."""
+
+    def hold(self, wanted: int, least: int) -> int:
+        """Sets bytes aside that a read may find: those wanted, or less. Raises Problem ``quota`` where none is left."""
+
+    def settle(self, held: int, size_bytes: int) -> None:
+        """Gives back what was set aside, and charges what was read."""
 
 
 class FairShare:

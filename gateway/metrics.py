@@ -18,6 +18,9 @@ _LATENCY: Final = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1
 _LAG: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 REQUESTS = _counter("logferry_requests_total", "HTTP requests by route and status", ["route", "status"])
+REQUESTS_REFUSED = _counter(
+    "logferry_requests_refused_total", "Requests answered with a problem, by its kind: bad-request, quota, …", ["kind"]
+)
 REQUEST_SECONDS = _histogram(
     "logferry_request_seconds", "Time to answer a request, by route", ["route"], buckets=_LATENCY
 )
@@ -34,7 +37,7 @@ RECEIVED = _counter(
 )
 READ_BYTES = _counter("logferry_read_bytes_total", "Bytes of chunks read, by topic", ["topic"])
 SESSIONS = _gauge("logferry_read_sessions", "Open read sessions")
-THROTTLED = _counter("logferry_throttled_total", "Writes rejected by a quota, by token or topic", ["scope", "name"])
+THROTTLED = _counter("logferry_throttled_total", "Requests refused by a quota, by token or topic", ["scope", "name"])
 THROTTLED_SECONDS = _counter(
     "logferry_throttled_seconds_total", "Seconds of waiting in these answers", ["scope", "name"]
 )

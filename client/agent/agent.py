@@ -191,7 +191,7 @@ class Agent:
         while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
             if source in ready:
                 continue  # its own look woke it again
-            if self.pods is not None and not self.pods.label(source.batches.reader, now):
+            if self.pods is not None and not self.pods.label(source.batches, now):
                 self.watch.ready.put(source, now + LABELS_LOOK_S)  # they are asked for, and worth a short wait
                 continue
             self._watch(source).refresh(source, now, STALE_S)  # before it reports what is in the file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.files.batches import BatchLayout, BatchReader, SentBatch
@@ -16,14 +17,27 @@ from logferry.client.transport.request_window import RequestWindow, Slot
 class FileBatches:
     """``window``: those that were cut. ``reader``: cuts, and knows the layouts of those that were let go."""
 
+    # A client has one for each of ten thousand files; so it has no attributes of its own before it needs them.
+    __slots__ = "_attributes", "_entry", "_files", "_host", "reader", "window"
+
     def __init__(
         self, entry: CheckpointEntry, config: Config, files: FileGroup, window: RequestWindow[FileBatch]
     ) -> None:
         self.window = window
         sizes = config.chunk_bytes, config.line_bytes, config.request_bytes
-        limits = Limits(*sizes, files.record_start, files.cut_lines, files.rules)
-        self.reader = BatchReader(entry.source_id, limits, files.attributes_of(config.host, entry.path))
-        self._entry = entry
+        limits = _limits(*sizes, files.record_start, files.cut_lines, files.rules)
+        self.reader = BatchReader(entry.source_id, limits)
+        self._entry, self._files, self._host = entry, files, config.host
+        self._attributes: dict[str, str] | None = None
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Of the next chunks."""
+        return self._attributes or self._files.attributes_of(self._host, self._entry.path)
+
+    @attributes.setter
+    def attributes(self, labelled: dict[str, str]) -> None:
+        self._attributes = labelled
 
     @property
     def held_bytes(self) -> int:
@@ -58,7 +72,8 @@ class FileBatches:
             ahead = len(self.window.slots)
             if ahead and not may_run_ahead:
                 return None
-            batch = self.reader.next(reading, now, created_ms, idle_s, self.place(reading), ahead)
+            place = self.place(reading)
+            batch = self.reader.next(reading, now, created_ms, idle_s, place, lambda: self.attributes, ahead)
             if batch is not None and isinstance(reading, FileTail) and reading.cover(batch.data, batch.start):
                 covered()
             return batch
@@ -100,7 +115,10 @@ class FileBatches:
         return next(sent for sent in self.in_flight(reading) if sent.layout.start == batch.start)
 
     def _layouts(self, mark: bytes) -> list[BatchLayout]:
-        return BatchLayout.chain([slot.batch for slot in self.window.slots], mark) + self.reader.kept
+        return BatchLayout.chain([slot.batch for slot in self.window.slots], mark) + list(self.reader.kept)
+
+
+_limits = lru_cache(maxsize=64)(Limits)  # thousands of files have the same ones
 
 
 class HeldBatches:

@@ -25,7 +25,7 @@ from logferry.client.files.tail import FileTail
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.failover import FailoverPolicy
 
-ARMED_LOOK_S = 10.0
+ARMED_LOOK_S = 15.0
 DOUBT_S = 1.0  # so long an event may take that is no more than late
 
 

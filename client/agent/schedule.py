@@ -25,6 +25,7 @@ from logferry.client.transport.request_window import Slot
 
 _T = TypeVar("_T")
 NEVER = float("inf")
+_STALE = 64  # entries that may be in a heap besides a quarter of the others
 
 
 class TimeQueue(Generic[_T]):
@@ -42,6 +43,9 @@ class TimeQueue(Generic[_T]):
             return
         number = self._valid[item] = next(self._numbers)
         heapq.heappush(self._heap, (due, number, item))
+        if len(self._heap) > 1.25 * len(self._valid) + _STALE:
+            self._heap = [entry for entry in self._heap if self._valid.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
 
     def pop(self, now: float) -> _T | None:
         """Takes the item that has been due for longest; None if none is due at ``now``."""
@@ -109,15 +113,21 @@ class PushJob(NamedTuple):
 class HeartbeatSchedule:
     """``interval_s``: 0 for no reports at all. ``is_over``: that the source is finished was heard, or need not be.
 
-    ``left``: its sessions in data centres that it left and that do not know it yet.
+    ``left``: data centres that it left and that do not know it yet, with its sessions there; the last one first.
     """
+
+    __slots__ = "_interval_s", "_next", "is_over", "last_size", "left"
 
     def __init__(self, interval_s: float) -> None:
         self.is_over = not interval_s
         self._interval_s = interval_s
         self._next = 0.0
-        self.left: dict[int, int] = {}
+        self.left: tuple[tuple[int, int], ...] = ()
         self.last_size: int | None = None  # of a file that is gone
+
+    def leave(self, dc: int, session: int) -> None:
+        """The source moves away from a data centre."""
+        self.left = ((dc, session), *(one for one in self.left if one[0] != dc))
 
     def defer(self, now: float) -> None:
         """The gateway has heard of the source just now. The jitter spreads sources that began at the same time."""
@@ -148,7 +158,8 @@ class HeartbeatSchedule:
         Each is named once.
         """
         while self.left:
-            dc, session = self.left.popitem()
+            (dc, session), *others = self.left
+            self.left = tuple(others)
             if self._interval_s and position and dc in live:
                 return dc, session, HeartbeatReport(position, None, None, True)
         return None
@@ -171,6 +182,8 @@ class SourceStatus(NamedTuple):
 
 class WaitClock:
     """Since when a source has been behind, and has waited for the same thing."""
+
+    __slots__ = "_behind_from", "_waits"
 
     def __init__(self) -> None:
         self._behind_from: float | None = None

@@ -94,7 +94,7 @@ class FileSource:
             if window.under_way:
                 return None
             if self._at != self._centres.here:
-                self._heartbeat.left[self._at] = window.session
+                self._heartbeat.leave(self._at, window.session)
             window.close_session()
         job = PushJob(self.entry.topic, self.name, window.url, window.is_direct(now), window.session, None, dc=self._at)
         if window.under_way == 0:

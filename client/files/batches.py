@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +32,8 @@ from logferry.client.files.tail import ByteSource, ReadPlace
 
 FILE = "cuts.jsonl"
 RESERVED_BYTES = 1 << 20  # what it has room for, behind its first lines
-READ_BYTES = 256 << 10  # of a request, unless a chunk or a line is larger; each thread holds that much
-LARGEST_READ_BYTES = 1 << 20  # of a request behind others of its source: on a long way fewer, larger ones carry more
+READ_BYTES = 512 << 10  # of a request, unless a chunk or a line is larger; each thread holds that much
+LARGEST_READ_BYTES = 2 << 20  # of a request behind others of its source: on a long way fewer, larger ones carry more
 RECORD_WAIT_S = 2.0  # so long a record waits for more lines of it
 
 
@@ -179,11 +179,12 @@ def _lines(cuts: Iterable[SentBatch]) -> bytes:
 class BatchReader:
     """``kept``: how the next batches were cut before; they are cut alike, so that their copies are equal."""
 
-    def __init__(self, source_id: str, limits: Limits, attributes: dict[str, str]) -> None:
-        self.kept: list[BatchLayout] = []
+    __slots__ = "_barren", "_looked_to", "_source_id", "_waits", "kept", "limits"
+
+    def __init__(self, source_id: str, limits: Limits) -> None:
+        self.kept: Sequence[BatchLayout] = ()
         self._source_id = source_id
         self.limits = limits
-        self.attributes = attributes
         self._barren = (-1, -1)  # between these positions there was no whole line
         self._looked_to = 0
         self._waits = (-1, 0.0)  # at this position for the end of a container's message, since then
@@ -203,14 +204,24 @@ class BatchReader:
         return [wait_s for wait_s in waits_s if not source.is_last(now, wait_s)]
 
     def next(
-        self, source: ByteSource, now: float, created_ms: int, idle_s: float, place: ReadPlace, ahead: int = 0
+        self,
+        source: ByteSource,
+        now: float,
+        created_ms: int,
+        idle_s: float,
+        place: ReadPlace,
+        attributes: Callable[[], dict[str, str]],
+        ahead: int = 0,
     ) -> FileBatch | None:
-        """The batch at ``place``; None: there is no whole chunk yet. ``ahead``: so many are under way before it."""
+        """The batch at ``place``; None: there is no whole chunk yet. ``ahead``: so many are under way before it.
+
+        ``attributes``: of its chunks.
+        """
         limits, end, is_last = self.limits, source.end, source.is_last(now, idle_s)
         settled = is_last or self._is_settled(source, place, now, idle_s)
         if end <= place.position or ((place.position, end) == self._barren and not settled and not self.kept):
             return None
-        batch = self._cut_alike(source, place)
+        batch = self._cut_alike(source, place, attributes)
         if batch is not None:
             return batch
         wanted = min(READ_BYTES << ahead, LARGEST_READ_BYTES)
@@ -223,10 +234,10 @@ class BatchReader:
             self._waits = self._waits if self._waits[0] == place.position else (place.position, now)
             return None
         size = pieces[-1].end
-        self.kept.clear()
+        self.kept = ()
         self._log_holes(place.position, data, size)
         sent = data if size == len(data) else memoryview(data)[:size]  # no copy
-        return FileBatch(place.position, sent, tuple(pieces), created_ms, self.attributes, limits.rules)
+        return FileBatch(place.position, sent, tuple(pieces), created_ms, attributes(), limits.rules)
 
     def _is_settled(self, source: ByteSource, place: ReadPlace, now: float, idle_s: float) -> bool:
         """More lines of a record, or the end of a container's message, are awaited no longer."""
@@ -246,19 +257,21 @@ class BatchReader:
         so_far = line_so_far(source.before(limits.line_bytes, place), limits) if inside and limits.cut_lines else 0
         return data, cut(data, inside, limits, flush, so_far)
 
-    def _cut_alike(self, source: ByteSource, place: ReadPlace) -> FileBatch | None:
+    def _cut_alike(
+        self, source: ByteSource, place: ReadPlace, attributes: Callable[[], dict[str, str]]
+    ) -> FileBatch | None:
         """None when what is kept belongs to another position; then it is of no use any more. A file that is too short
         for it may be another one, which `_cut` finds, and a copy may have it: so it is kept."""
         if self.kept and place.position != self.kept[0].start:
-            self.kept.clear()
+            self.kept = ()
         if not self.kept or source.end < self.kept[0].end:
             return None
         kept = self.kept[0]
         data = source.read(kept.size, place)
         if len(data) < kept.size:
             return None
-        del self.kept[0]
-        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, self.attributes, self.limits.rules)
+        self.kept = self.kept[1:]
+        return FileBatch(kept.start, data, kept.pieces, kept.created_ms, attributes(), self.limits.rules)
 
     def _log_holes(self, start: int, data: bytes, size: int) -> None:
         """Each once, however often it is read."""

@@ -170,7 +170,7 @@ def container_rules(format_name: str, fields: str, lines: LineRules | None) -> C
 
 _PODS = re.compile(r"/([^/_]+)_([^/_]+)_([^/_]+)/([^/]+)/[^/]+\Z")  # namespace, pod, uid, container
 _LINKS = re.compile(r"/([^/_]+)_([^/_]+)_([^/]+)-([0-9a-f]{64})\.log\Z")  # pod, namespace, container, id
-_DOCKER = re.compile(r"/([0-9a-f]{64})/\1-json\.log\Z")
+_DOCKER = re.compile(r"/([0-9a-f]{64})/\1-json\.log[^/]*\Z")
 
 
 def container_attributes(path: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -39,22 +40,13 @@ class FakeStore:
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
 
-    def full_name(self, topic: str) -> str:
-        return topic if topic.startswith(f"{self.dc}.") else full_topic(self.dc, check_topic(topic))
-
     def topic(self, name: str) -> FakeTopic:
         """By its short or full name. Raises Problem ``unknown-topic``, which names the command that creates it."""
-        full = self.full_name(name)
+        full = name if name.startswith(f"{self.dc}.") else full_topic(self.dc, check_topic(name))
         if full not in self.topics:
             short = full.partition(".")[2]
             detail = f"there is no topic {short} in {self.dc}; create it: logferry topics create {short} --partitions 4"
             raise Problem("unknown-topic", detail, topic=full)
-        return self.topics[full]
-
-    def topic_to_read(self, full: str) -> FakeTopic:
-        """Raises Problem ``unknown-topic``."""
-        if full not in self.topics:
-            raise Problem("unknown-topic", f"there is no topic {full}", topic=full)
         return self.topics[full]
 
 
@@ -84,14 +76,14 @@ class Answer:
 
 @dataclass
 class FakeCall:
-    """``headers``: names in lower case. ``lists``: what the query may give more than once. ``names``: of the path."""
+    """``headers``: names in lower case. ``names``: of the path. ``topics``: the query may give several."""
 
     target: str
     headers: list[tuple[str, str]]
     body: bytes
     names: list[str] = field(default_factory=list)
     query: dict[str, str] = field(default_factory=dict)
-    lists: dict[str, list[str]] = field(default_factory=dict)
+    topics: list[str] = field(default_factory=list)
 
     def header(self, name: str) -> str:
         return next((value for known, value in self.headers if known == name), "")
@@ -108,31 +100,21 @@ class FakeCall:
     def number(self, name: str, limit: int = MAX_SEQNO) -> int | None:
         return number(self.query[name], name, limit) if name in self.query else None
 
-    def flag(self, name: str) -> bool:
-        given = self.query.get(name, "false")
-        if given not in ("true", "false"):
-            raise Malformed(f"{name}: {given[:40]!r} is neither true nor false")
-        return given == "true"
-
-    def small_body(self, limit: int = SMALL_BODY_BYTES) -> bytes:
+    def document(self, limit: int = SMALL_BODY_BYTES) -> Any:
         if (size := len(self.body)) > limit:
             raise Problem("too-large", f"the body has {size} bytes; this call takes {limit}", limit_bytes=limit)
-        return self.body
-
-    def document(self, limit: int = SMALL_BODY_BYTES) -> dict[str, Any]:
         try:
-            found = json.loads(self.small_body(limit))
+            return json.loads(self.body)
         except ValueError as error:
             raise Malformed(f"body: not JSON: {error}") from None
-        return checked_object(found, "body")
 
     def parse_query(self) -> None:
         for item in filter(None, self.target.partition("?")[2].split("&")):
             name, _, value = item.partition("=")
             name = percent_decoded(name.replace("+", " "), "query")
             value = percent_decoded(value.replace("+", " "), f"query: {name}")
-            if name in self.lists:
-                self.lists[name].append(value)
+            if name == "topic":
+                self.topics.append(value)
             elif name in self.query:
                 raise Malformed(f"query: {name} is given more than once")
             else:
@@ -164,34 +146,25 @@ def percent_decoded(text: str, what: str) -> str:
 
 
 def checked_object(found: Any, what: str, **kinds: Any) -> dict[str, Any]:
-    """``kinds``: what each key takes, ``int`` for a whole number; without them anything."""
+    """``kinds``: what each key takes, ``int`` for a whole number. A key with null is left out."""
     if not isinstance(found, dict):
         raise Malformed(f"{what}: is not an object")
-    for name, value in found.items() if kinds else ():
-        if name not in kinds:
+    given = {name: value for name, value in found.items() if value is not None}
+    for name, value in given.items():
+        if (kind := kinds.get(name)) is None:
             raise Malformed(f"{what}: {name}: is not known; known are {', '.join(kinds)}")
-        if value is None or (isinstance(value, str) and value in ("earliest", "latest") and kinds[name] == "end"):
-            continue
-        kind = int if kinds[name] == "end" else kinds[name]
         if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or not 0 <= value <= MAX_SEQNO)):
             raise Malformed(f"{what}: {name}: is no {kind.__name__}")
-    return found
+    return given
 
 
 def _gunzipped(body: bytes) -> bytes:
-    found, left = b"", body
-    while left or not found:
-        inflate = zlib.decompressobj(wbits=31)
-        try:
-            found += inflate.decompress(left, REQUEST_BYTES + 1 - len(found))
-        except zlib.error as error:
-            raise Malformed(f"body: not gzip: {error}") from None
-        if len(found) > REQUEST_BYTES:
-            detail = f"the body is over {REQUEST_BYTES} bytes when unpacked"
-            raise Problem("too-large", detail, limit_bytes=REQUEST_BYTES)
-        if not inflate.eof:
-            raise Malformed("body: the gzip stream is cut off")
-        left = inflate.unused_data
-        if not left:
-            break
+    try:
+        found = gzip.decompress(body)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Malformed(f"body: not gzip: {error}") from None
+    if not body:
+        raise Malformed("body: the gzip stream is cut off")
+    if len(found) > REQUEST_BYTES:
+        raise Problem("too-large", f"the body is over {REQUEST_BYTES} bytes when unpacked", limit_bytes=REQUEST_BYTES)
     return found

@@ -74,7 +74,7 @@ class FakeConsumer:
         self._store.changed.notify_all()
 
     def frames(self, session: FakeSession) -> list[Frame]:
-        """What the session's reader is to receive now. Raises Problem ``out-of-range``."""
+        """What the session's reader is to receive now."""
         found: list[Frame] = []
         if session.is_held and (self._moves_until is not None or session.granted is not None):
             session.is_held = False
@@ -84,8 +84,6 @@ class FakeConsumer:
             return found
         if session.granted is not None:
             session.starts = {tp: self.committed.get(tp, 0) for tp in session.granted}
-            for tp, offset in session.starts.items():
-                self._check_retained(tp, offset)
             session.granted, session.is_held, session.generation = None, True, self._generation
             session.reached, session.owed, session.announced = dict(session.starts), {}, {}
             partitions = positions(session.starts)
@@ -128,26 +126,19 @@ class FakeConsumer:
     def commit(self, session_id: str, generation: int, offsets: dict[TopicPartition, int]) -> None:
         """Raises Problem ``superseded`` or ``out-of-range``."""
         session = self.sessions[session_id]
-        if session.generation != generation:
-            known = "none yet" if session.generation is None else session.generation
-            raise Problem("superseded", f"generation {generation} is not the session's, which is {known}")
         for topic, number in offsets:
             if (topic, number) not in session.starts:
                 raise Problem("superseded", f"{topic}, partition {number} is not assigned to this session")
-        if generation != self._generation:
+        if not generation == session.generation == self._generation:
             raise Problem("superseded", f"generation {generation} is no longer the group's")
-        for tp, offset in offsets.items():
-            self._check_retained(tp, offset)
+        for (topic, number), offset in offsets.items():
+            end = self._store.topics[topic].partitions[number].end
+            if offset > end:
+                detail = f"position {offset} of {topic}, partition {number} is outside the retained offsets 0 to {end}"
+                raise Problem("out-of-range", detail, topic=topic, partition=number, offset=offset, first=0, next=end)
         self.committed.update(offsets)
         session.owed = {tp: owed for tp, owed in session.owed.items() if offsets.get(tp, 0) < owed}
         self._store.changed.notify_all()
-
-    def set(self, name: str, offsets: dict[TopicPartition, int]) -> None:
-        """Raises Problem ``conflict`` where sessions are alive."""
-        if members := len(self.sessions):
-            detail = f"{name} has {members} live members, which would not notice the change; end them first"
-            raise Problem("conflict", detail, members=members)
-        self.committed.update(offsets)
 
     def start_at_latest(self, name: str, topics: frozenset[str]) -> None:
         """Raises Problem ``conflict`` where sessions are alive."""
@@ -174,21 +165,3 @@ class FakeConsumer:
             "lag_bytes": sum(len(chunk.data) for chunk in unread),
             "lag_seconds": None if age_ms is None else max(0.0, age_ms / 1000),
         }
-
-    def _check_retained(self, tp: TopicPartition, offset: int) -> None:
-        check_retained(tp, offset, self._store.topics[tp[0]].partitions[tp[1]].end)
-
-
-def check_retained(tp: TopicPartition, offset: int, end: int) -> None:
-    """Raises Problem ``out-of-range``."""
-    if offset > end:
-        topic, number = tp
-        detail = (
-            f"position {offset} of {topic}, partition {number} is outside the retained offsets 0 to {end};"
-            " set the consumer's position to continue: PUT /v1/consumers/{consumer}/offsets"
-        )
-        raise Problem("out-of-range", detail, topic=topic, partition=number, offset=offset, first=0, next=end)
-
-
-def ended(session_id: str) -> Problem:
-    return Problem("superseded", f"the session {session_id[:200]} has ended or never existed; open a new one")

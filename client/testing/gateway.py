@@ -17,8 +17,9 @@ from logferry.client.reading.subscription import Position, ReadOffset
 from logferry.client.testing import reader_calls, source_calls
 from logferry.client.testing.call import Answer, FakeCall, FakeStore
 from logferry.client.testing.server import FakeServer
+from logferry.client.testing.stored import FakePartition, FakeTopic
 from logferry.gateway.contract.chunk import Chunk
-from logferry.gateway.contract.names import Malformed, check_attributes, check_source_id
+from logferry.gateway.contract.names import Malformed, check_attributes, check_source_id, check_topic, full_topic
 from logferry.gateway.errors import PROBLEMS, Problem
 
 _Handle = Callable[[FakeStore, FakeCall], Answer]
@@ -40,9 +41,8 @@ _ROUTES: dict[str, dict[str, _Handle]] = {
     "/healthz": {"GET": healthz},
     "/readyz": {"GET": readyz},
     "/v1/topics": {"GET": source_calls.topics},
-    _TOPIC: {"GET": source_calls.topic, "PUT": source_calls.put_topic},
-    f"{_TOPIC}/sources": {"GET": source_calls.sources},
-    _SOURCE: {"GET": source_calls.source, "DELETE": source_calls.forget},
+    _TOPIC: {"GET": source_calls.topic},
+    _SOURCE: {"GET": source_calls.source},
     f"{_SOURCE}/session": {"POST": source_calls.session},
     f"{_SOURCE}/heartbeat": {"POST": source_calls.heartbeat},
     f"{_SOURCE}/chunks": {"POST": source_calls.write},
@@ -50,10 +50,9 @@ _ROUTES: dict[str, dict[str, _Handle]] = {
     f"{_TOPIC}/partitions/*/translate": {"GET": reader_calls.translate},
     f"{_CONSUMER}/stream": {"GET": reader_calls.stream},
     f"{_CONSUMER}/sessions/*/commit": {"POST": reader_calls.commit},
-    f"{_CONSUMER}/offsets": {"GET": reader_calls.offsets, "PUT": reader_calls.put_offsets},
+    f"{_CONSUMER}/offsets": {"GET": reader_calls.offsets},
 }
 CALLS = {handle.__name__ for methods in _ROUTES.values() for handle in methods.values()}
-_LISTS = {"stream": ("topic", "cursor"), "offsets": ("topic",)}
 
 
 @dataclass
@@ -136,20 +135,21 @@ class FakeGateway:
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Creates the topic, or gives it more partitions. Raises ValueError."""
-        with self._store.changed:
-            try:
-                source_calls.grow_topic(self._store, name, partitions)
-            except Problem as problem:
-                raise ValueError(problem.detail) from None
+        store, full = self._store, full_topic(self._store.dc, check_topic(name))
+        if name.startswith(f"{store.dc}."):
+            raise ValueError(f"the name {name} begins with the data centre {store.dc}; such names are reserved")
+        with store.changed:
+            found = store.topics.setdefault(full, FakeTopic(full))
+            if partitions < max(len(found.partitions), 1):
+                raise ValueError(f"{full} has {len(found.partitions)} partitions; their number cannot be reduced")
+            found.partitions += [FakePartition() for _ in range(partitions - len(found.partitions))]
+            for consumer in store.consumers.values():
+                consumer.reassign()
 
     def chunks(self, topic: str, source_id: str | None = None) -> list[ReceivedChunk]:
         """The recorded chunks of the topic, or of one source, in the order of recording. Raises LookupError."""
         with self._store.changed:
-            try:
-                found = self._store.topic(topic).chunks
-            except Problem as problem:
-                raise LookupError(problem.detail) from None
-            return [chunk for chunk in found if source_id in (None, chunk.source_id)]
+            return [chunk for chunk in self._topic(topic).chunks if source_id in (None, chunk.source_id)]
 
     def write(
         self,
@@ -168,12 +168,8 @@ class FakeGateway:
         """
         check_source_id(source_id)
         with self._store.changed:
-            try:
-                found = self._store.topic(topic)
-            except Problem as problem:
-                raise LookupError(problem.detail) from None
-            now_ms = self._store.now_ms()
-            source = found.source(partition_key, source_id, now_ms)
+            found, now_ms = self._topic(topic), self._store.now_ms()
+            source = found.source(partition_key, source_id)
             number = (source.recorded or 0) + 1 if seqno is None else seqno
             chunk = Chunk(number, source.recorded, created_ms, check_attributes(dict(attributes or {})), bytes(data))
             fresh = source.take([chunk], source.session or None, now_ms)
@@ -188,6 +184,12 @@ class FakeGateway:
         with self._store.changed:
             known = self._store.consumers.get(consumer)
             return Position({tp: ReadOffset(offset) for tp, offset in known.committed.items()} if known else {})
+
+    def _topic(self, name: str) -> FakeTopic:
+        try:
+            return self._store.topic(name)
+        except Problem as problem:
+            raise LookupError(problem.detail) from None
 
     # ---- faults ------------------------------------------------------------------------------------------------
 
@@ -254,7 +256,6 @@ class FakeGateway:
                 raise fault.problem
             if handle not in _OPEN:
                 self._authenticate(call)
-            call.lists = {name: [] for name in _LISTS.get(handle.__name__, ())}
             call.parse_query()
             with self._store.changed:
                 answer = handle(self._store, call)
@@ -269,16 +270,9 @@ class FakeGateway:
             return Answer.refusing(Problem("internal", "the fake gateway failed"), call.target), None
 
     def _authenticate(self, call: FakeCall) -> None:
-        if self.token is None:
-            return
-        given = call.header("authorization")
-        scheme, _, presented = given.partition(" ")
-        if not given:
+        scheme, _, presented = call.header("authorization").partition(" ")
+        if self.token is not None and (scheme.lower(), presented.strip()) != ("bearer", self.token):
             raise Problem("unauthenticated", "a token is needed: send the header Authorization: Bearer <token>")
-        if scheme.lower() != "bearer":
-            raise Problem("unauthenticated", "the Authorization header must have the form Bearer <token>")
-        if presented.strip() != self.token:
-            raise Problem("unauthenticated", "the token is not configured here")
 
 
 def _found(segments: list[str]) -> tuple[dict[str, _Handle], list[str]]:

@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import Any
 
 from logferry.client.testing.call import Answer, FakeCall
-from logferry.gateway.errors import Problem
 
 
 class _Cut(Exception):
@@ -85,12 +84,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._room -= min(self._room, len(data))
         if not self._room:
             raise _Cut
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What is no HTTP."""
-        self.close_connection = True
-        self.command, self._room = getattr(self, "command", None) or "", None
-        self._send(Answer.refusing(Problem("bad-request", message or "not HTTP"), ""))
 
     def log_message(self, *_: object) -> None:
         pass

@@ -6,66 +6,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from logferry.client.testing.call import REQUEST_BYTES, Answer, FakeCall, FakeStore, checked_object, percent_decoded
-from logferry.client.testing.message_pack import CutOff, unpacked
-from logferry.client.testing.stored import FakeSource, FakeTopic
+from logferry.client.testing.message_pack import unpacked
+from logferry.client.testing.stored import FakeSource
 from logferry.gateway.contract.chunk import MSGPACK, Chunk
-from logferry.gateway.contract.names import (
-    MAX_SEQNO,
-    Malformed,
-    check_attributes,
-    check_source_id,
-    check_topic,
-    full_topic,
-)
+from logferry.gateway.contract.names import Malformed, check_attributes, check_source_id, check_topic, full_topic
 from logferry.gateway.errors import Problem
 
 _RETENTION_MS = 14 * 86_400_000
 _REQUEST_CHUNKS = 10_000
-_PAGE = 1000
+_FIELDS: dict[str, Any] = {"seqno": int, "prev": int, "created_ms": int, "attributes": dict, "data": bytes}
 _SHAPE = "an array [seqno, prev, created_ms, attributes, data]"
 
 
 def topics(store: FakeStore, call: FakeCall) -> Answer:
-    call.knows_only("at_ms", "sizes")
-    at_ms, sizes = call.number("at_ms"), call.flag("sizes")
-    return Answer.of({"topics": [one.described(at_ms, sizes=sizes) for _, one in sorted(store.topics.items())]})
+    call.knows_only()
+    return Answer.of({"topics": [one.described() for _, one in sorted(store.topics.items())]})
 
 
 def topic(store: FakeStore, call: FakeCall) -> Answer:
-    call.knows_only("at_ms", "sizes")
-    at_ms, sizes = call.number("at_ms"), call.flag("sizes")
-    return Answer.of(store.topic(call.name(0, "topic")).described(at_ms, sizes=sizes))
-
-
-def put_topic(store: FakeStore, call: FakeCall) -> Answer:
     call.knows_only()
-    name = check_topic(call.name(0, "topic"))
-    said = checked_object(call.document(), "body", partitions=int, retention_ms=object)
-    retention_ms = said.get("retention_ms")
-    if not 1 <= (said.get("partitions") or 0) <= 10_000:
-        raise Malformed("partitions: is not a whole number from 1 to 10000")
-    if not isinstance(retention_ms, (int, type(None))) or (retention_ms is not None and retention_ms < -1):
-        raise Malformed("retention_ms: is not a whole number from -1")
-    found, is_new = grow_topic(store, name, said["partitions"], retention_ms)
-    return Answer.of(found.described(None, sizes=False), 201 if is_new else 200)
-
-
-def grow_topic(store: FakeStore, name: str, partitions: int, retention_ms: int | None = None) -> tuple[FakeTopic, bool]:
-    """The topic with so many partitions, and whether it is new. Raises Problem ``conflict``."""
-    full = full_topic(store.dc, check_topic(name))
-    if name.startswith(f"{store.dc}."):
-        detail = f"the name {name} begins with the data centre {store.dc}; such names are reserved"
-        raise Problem("conflict", detail)
-    if is_new := full not in store.topics:
-        store.topics[full] = FakeTopic(full, partitions, retention_ms)
-    found = store.topics[full]
-    if len(found.partitions) > partitions:
-        detail = f"{full} has {len(found.partitions)} partitions; their number cannot be reduced"
-        raise Problem("conflict", detail, partitions=len(found.partitions))
-    found.grow(partitions)
-    for consumer in store.consumers.values():
-        consumer.reassign()
-    return found, is_new
+    return Answer.of(store.topic(call.name(0, "topic")).described())
 
 
 # ---- sources -------------------------------------------------------------------------------------------------------
@@ -90,21 +50,6 @@ def _described(store: FakeStore, full: str, source_id: str, source: FakeSource |
     }
 
 
-def sources(store: FakeStore, call: FakeCall) -> Answer:
-    full = full_topic(store.dc, check_topic(call.name(0, "topic")))
-    call.knows_only("prefix", "idle_for_ms", "after")
-    prefix, after, idle_ms = call.query.get("prefix", ""), call.query.get("after", ""), call.number("idle_for_ms")
-    before_ms = None if idle_ms is None else store.now_ms() - idle_ms
-    found = [
-        source
-        for source in sorted(store.topic(full).sources.values(), key=lambda one: one.order)
-        if source.source_id.startswith(prefix) and source.order > after
-        if before_ms is None or source.alive_ms < before_ms
-    ]
-    following = found[_PAGE - 1].order if len(found) > _PAGE else None
-    return Answer.of({"sources": [source.row() for source in found[:_PAGE]], "next": following})
-
-
 def source(store: FakeStore, call: FakeCall) -> Answer:
     call.knows_only("partition_key", "dc")
     if call.query.get("dc", store.dc) != store.dc:
@@ -113,22 +58,13 @@ def source(store: FakeStore, call: FakeCall) -> Answer:
     return Answer.of(_described(store, full, source_id, store.topic(full).sources.get((key, source_id))))
 
 
-def forget(store: FakeStore, call: FakeCall) -> Answer:
-    full, key, source_id = _source(store, call)
-    call.knows_only("partition_key")
-    if call.small_body():
-        raise Malformed("body: must be empty to forget a source")
-    before = store.topic(full).sources.pop((key, source_id), None)
-    return Answer.of({**_described(store, full, source_id, before), "forgotten": before is not None})
-
-
 def session(store: FakeStore, call: FakeCall) -> Answer:
     full, key, source_id = _source(store, call)
     call.knows_only("partition_key")
     if call.body:
         raise Malformed("body: must be empty to open a session")
     found = store.topic(full)
-    opened = found.source(key, source_id, store.now_ms())
+    opened = found.source(key, source_id)
     opened.open_session(store.now_ms())
     found.keep(opened)
     return Answer.of({**_described(store, full, source_id, opened), "source_retention_ms": _RETENTION_MS})
@@ -138,11 +74,10 @@ def heartbeat(store: FakeStore, call: FakeCall) -> Answer:
     full, key, source_id = _source(store, call)
     call.knows_only("partition_key", "session")
     number = call.number("session")
-    kinds: dict[str, Any] = {"watermark_ms": int, "position": int, "size": int, "finished": bool}
-    said = checked_object(call.document(), "body", **kinds)
+    checked_object(call.document(), "body", watermark_ms=int, position=int, size=int, finished=bool)
     found = store.topic(full)
-    alive = found.source(key, source_id, store.now_ms())
-    alive.heartbeat(number, said, store.now_ms())
+    alive = found.source(key, source_id)
+    alive.heartbeat(number)
     found.keep(alive)
     return Answer.of(_described(store, full, source_id, alive))
 
@@ -155,7 +90,7 @@ def write(store: FakeStore, call: FakeCall) -> Answer:
     found = store.topic(full)
     session = call.number("session")
     chunks = _chunks(store, call)
-    writer, now_ms = found.source(key, source_id, store.now_ms()), store.now_ms()
+    writer, now_ms = found.source(key, source_id), store.now_ms()
     fresh = writer.take(chunks, session, now_ms)
     offsets = found.record(writer, fresh, now_ms)
     return Answer.of(
@@ -197,10 +132,8 @@ def _packed_chunks(body: bytes, chunk_bytes: int) -> Iterator[Chunk]:
     while at < len(body):
         try:
             item, end = unpacked(body, at)
-        except CutOff:
-            raise Malformed(f"body: chunk {count} is cut off after {len(body) - at} bytes") from None
-        except ValueError as error:
-            raise Malformed(f"body: chunk {count} is not MessagePack, or not {_SHAPE}: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise Malformed(f"body: chunk {count} is cut off, not MessagePack, or not {_SHAPE}: {error}") from None
         yield _chunk(item, f"chunk {count}", chunk_bytes)
         at, count = end, count + 1
         if count > _REQUEST_CHUNKS:
@@ -213,16 +146,10 @@ def _packed_chunks(body: bytes, chunk_bytes: int) -> Iterator[Chunk]:
 def _chunk(item: Any, where: str, chunk_bytes: int) -> Chunk:
     if not isinstance(item, list) or len(item) != 5:
         raise Malformed(f"body: {where} is not {_SHAPE}")
-    seqno, prev, created_ms, attributes, data = item
-    for name, value in (("seqno", seqno), ("prev", prev), ("created_ms", created_ms)):
-        is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SEQNO
-        if not is_number and (value is not None or name == "seqno"):
-            raise Malformed(f"body: {where}: {name} is not a whole number from 0 to {MAX_SEQNO}")
-    if attributes is not None and not isinstance(attributes, dict):
-        raise Malformed(f"body: {where}: attributes is not a map")
-    if not isinstance(data, bytes):
-        raise Malformed(f"body: {where}: data is not bin")
-    return _checked(Chunk(seqno, prev, created_ms, attributes or {}, data), where, chunk_bytes)
+    given: dict[str, Any] = checked_object(dict(zip(_FIELDS, item)), f"body: {where}", **_FIELDS)
+    if not {"seqno", "data"} <= given.keys():
+        raise Malformed(f"body: {where} has no seqno, or no data")
+    return _checked(Chunk(**{"prev": None, "created_ms": None, "attributes": {}, **given}), where, chunk_bytes)
 
 
 def _checked(chunk: Chunk, where: str, chunk_bytes: int) -> Chunk:

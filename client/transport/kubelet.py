@@ -1,7 +1,8 @@
 """The labels of a node's pods, from its kubelet: a hint for attributes, without which everything runs all the same.
 
 A thread asks for all pods of the node, when a pod comes up that is not known, and every `EVERY_S` besides. The labels
-of a pod that is gone are kept for its last lines. Whatever fails is logged once, and tried again.
+of a pod that is gone are kept for its last lines; one that is made again under its name is another one, by its uid.
+Whatever fails is logged once, and tried again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ EVERY_S = 300.0
 LEAST_PAUSE_S = 1.0
 FAILED_PAUSE_S = 30.0
 MISSED_S = 30.0  # where a pod has a log and is not in the answer
+MISSED_TRIES = 10  # so often; afterwards it is taken for gone
 WAIT_S = 2.0  # so long the first lines of an unknown pod wait for its labels
 LARGEST_ANSWER_BYTES = 16 << 20
-MOST_PODS = 2000
+MOST_PODS = 4000
 MOST_LABELS = 32
 OF_CHUNK = 8  # so many attributes a chunk adds, at most
+_HASH = "kubernetes.io/config.hash"
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]")
 
-Pod = tuple[str, str]  # namespace and name
+Pod = tuple[str, str, str]  # namespace, name and uid; without uid whichever has the name
 
 
 class HasAttributes(Protocol):
@@ -67,7 +70,10 @@ def labels_of_pods(document: Any) -> dict[Pod, dict[str, str]]:
         found = {}
         for pod in document["items"]:
             facts = pod["metadata"]
-            found[str(facts["namespace"]), str(facts["name"])] = label_attributes(dict(facts.get("labels") or {}))
+            # The folder of a static pod has the hash of its file in place of the uid that the API knows.
+            uids = {"", str(facts.get("uid", "")), str((facts.get("annotations") or {}).get(_HASH, ""))}
+            labels = label_attributes(dict(facts.get("labels") or {}))
+            found.update({(str(facts["namespace"]), str(facts["name"]), uid): labels for uid in uids})
         return found
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"not a list of pods: {type(error).__name__} {error}") from None
@@ -88,14 +94,16 @@ class PodLabels:
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
         self._thread.start()
 
-    def label(self, reader: HasAttributes, now: float) -> bool:
+    def label(self, source: HasAttributes, now: float) -> bool:
         """Gives it the labels of the pod that it names. False: they are asked for, and worth a short wait."""
-        key = reader.attributes.get("namespace", ""), reader.attributes.get("pod", "")
+        attributes = source.attributes
+        namespace, pod, uid = (attributes.get(name, "") for name in ("namespace", "pod", "pod_uid"))
+        key = namespace, pod, uid
         found = self._known.get(key)
         if found is not None:
             self._missed.pop(key, None)
-            reader.attributes = with_labels(found, reader.attributes)  # another one: batches that were cut have theirs
-        elif all(key) and key not in self._missed:
+            source.attributes = with_labels(found, attributes)  # another one: batches that were cut have theirs
+        elif namespace and pod and key not in self._missed:
             self._missed[key] = now
             while len(self._missed) > MOST_PODS:
                 self._missed.pop(next(iter(self._missed)))
@@ -107,11 +115,14 @@ class PodLabels:
         self._asked.set()
 
     def _run(self) -> None:
+        tries = 0
         while not self._over.is_set():
+            tries = 1 if self._asked.is_set() else tries + 1
             self._asked.clear()
             self._ask()
             self._over.wait(LEAST_PAUSE_S if self._works else FAILED_PAUSE_S)
-            self._asked.wait(MISSED_S if self._missed else EVERY_S)
+            if self._works:
+                self._asked.wait(MISSED_S if self._missed and tries < MISSED_TRIES else EVERY_S)
 
     def _ask(self) -> None:
         headers = {"User-Agent": "logferry-push", "Accept": "application/json"}
@@ -124,7 +135,7 @@ class PodLabels:
             if reply.status != 200:
                 raise ValueError(f"status {reply.status}: {reply.body[:200].decode(errors='replace')}")
             pods = labels_of_pods(json.loads(reply.body))
-        except (NoResponse, OSError, ValueError) as error:
+        except (NoResponse, OSError, ValueError, RecursionError) as error:
             if self._works:
                 log_event("kubelet-unusable", url=self._url, reason=error)
             self._works = False

@@ -21,7 +21,6 @@ Invariants, kept here and nowhere else:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -62,11 +61,17 @@ class RequestWindow(Generic[B]):
     """``session``: of the source; None: none is open. ``url``: the owner, if known. ``recorded``: the last seqno that
     the gateway named. ``under_way``: how many batches have a request under way."""
 
+    # A client has one for each of ten thousand files.
+    __slots__ = (
+        *("session", "url", "recorded", "slots", "under_way", "not_before", "failures", "asks_for_owner"),
+        *("_in_flight", "_is_begun", "_dropped", "_turn", "_failed_turn", "_direct_from"),
+    )
+
     def __init__(self, in_flight: int) -> None:
         self.session: int | None = None
         self.url: str | None = None
         self.recorded: int | None = None
-        self.slots: deque[Slot[B]] = deque()
+        self.slots: list[Slot[B]] = []  # few: a deque takes 700 bytes
         self.under_way = 0
         self.not_before = 0.0
         self.failures = 0
@@ -175,7 +180,7 @@ class RequestWindow(Generic[B]):
         self.recorded = recorded if self.recorded is None else max(recorded, self.recorded)
         found = []
         while self.slots and self.slots[0].batch.last <= recorded:
-            found.append(self.slots.popleft())
+            found.append(self.slots.pop(0))
         return found
 
     @property
@@ -185,9 +190,9 @@ class RequestWindow(Generic[B]):
 
     def replace_first(self, *batches: B) -> None:
         """The first batch in parts; its last attempt was refused."""
-        whole = self.slots.popleft()
+        whole = self.slots.pop(0)
         for batch in reversed(batches):
-            self.slots.appendleft(Slot(batch))
+            self.slots.insert(0, Slot(batch))
             self.slots[0].is_maybe = whole.is_maybe
 
     def clear(self) -> None:

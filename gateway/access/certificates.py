@@ -1,5 +1,8 @@
 """Callers by client certificate: the names in it, and how a worker tells another one who sent a request.
 
+What one worker hands on to another is signed as a whole, too: its caller's quotas of requests and connections were
+charged where it arrived. Without a valid signature it is charged once more, so nobody evades them by that header.
+
 The TLS library has verified the certificate, with the authorities and the revocation list of the configuration. A
 worker that hands a request on has no certificate of its caller: it signs the names with the key that all workers of the
 data centre share, for this method and path and some seconds. A header of that name without a valid signature is
@@ -86,8 +89,24 @@ def verified(key: bytes | None, method: str, path: str, header: str, now_s: floa
     return Identity(tuple(unquote(name) for name in parts[2].split(",")), float(ends_s))
 
 
-def _signature(key: bytes, method: str, path: str, said: str) -> str:
-    text = "\n".join(("logferry caller 1", method, path, said))
+def hand_on(key: bytes, method: str, path: str, now_s: float) -> str:
+    """The value of the header of a forwarded request."""
+    said = f"{int(now_s)}"
+    return f"{_signature(key, method, path, said, 'forward')};{said}"
+
+
+def handed_on(key: bytes | None, method: str, path: str, header: str, now_s: float) -> bool:
+    """Whether another worker has signed that value for this request, within the last minute."""
+    signature, _, said = header.partition(";")
+    if key is None or not header.isascii():
+        return False
+    if not hmac.compare_digest(signature, _signature(key, method, path, said, "forward")):
+        return False
+    return abs(now_s - int(said)) <= _VALID_S  # as signed
+
+
+def _signature(key: bytes, method: str, path: str, said: str, what: str = "caller") -> str:
+    text = "\n".join((f"logferry {what} 1", method, path, said))
     return hmac.new(key, text.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
 

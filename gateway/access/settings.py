@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +155,12 @@ class TokenSettings(Strict):
     """The most that the caller may write, in bytes per second, at all workers of the data centre together."""
     chunks_per_s: Rate | None = None
     """The most that the caller may write, in chunks per second, at all workers of the data centre together."""
+    read_bytes_per_s: Rate | None = None
+    """The most that the caller may read, in bytes per second, at all workers of the data centre together."""
+    requests_per_s: Rate | None = None
+    """The most requests of the caller, per second, at all workers of the data centre together."""
+    connections: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The most open connections with requests of the caller, at all workers of the data centre together."""
 
     @model_validator(mode="after")
     def _together(self) -> TokenSettings:
@@ -165,6 +172,16 @@ class TokenSettings(Strict):
             if getattr(self, given) is not None and not getattr(self, right):
                 raise ValueError(f"{self.name}: {given} restricts {right}, but {right} is empty")
         return self
+
+    @property
+    def has_quota(self) -> bool:
+        rates = (self.bytes_per_s, self.chunks_per_s, self.read_bytes_per_s)
+        return self.counts_requests or any(rate is not None for rate in rates)
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether it has a quota of what its callers send: a request that is forwarded must not count twice."""
+        return self.requests_per_s is not None or self.connections is not None
 
     @property
     def all_secrets(self) -> list[SecretSettings]:
@@ -210,8 +227,8 @@ def check_tokens(tokens: list[TokenSettings], issuers: list[IssuerSettings]) -> 
                 raise ValueError(f"tokens: {token.name}: claims: there is no issuer {rule.issuer}")
     hashes = [(token.name, secret.sha256) for token in tokens for secret in token.all_secrets]
     for what, entries in ("name", [(token.name, token.name) for token in tokens]), ("sha256", hashes):
-        values = [value for _, value in entries]
-        if twice := [name for name, value in entries if values.count(value) > 1]:
+        number = Counter(value for _, value in entries)
+        if twice := [name for name, value in entries if number[value] > 1]:
             raise ValueError(f"tokens: {' and '.join(twice)} have the same {what}")
 
 

@@ -223,7 +223,7 @@ def _passing(service: ServiceStatus) -> Iterator[Diagnosis]:
             ago_s = _since(worker, throttled.last_ms)
             if ago_s is not None and ago_s < THROTTLED_S:
                 what = f"the {throttled.scope} {throttled.name} is over its quota"
-                yield Diagnosis(False, what, f"{url} refused {throttled.count:,} writes; the last {ago_s:.0f} s ago")
+                yield Diagnosis(False, what, f"{url} refused {throttled.count:,} requests; the last {ago_s:.0f} s ago")
     young = {url: (worker.now_ms - worker.started_ms) / 1000 for url, worker in service.workers.items()}
     if texts := [f"{url} {up_s:.0f} s ago" for url, up_s in young.items() if up_s < STARTED_S]:
         reason = f"{', '.join(texts)}; if no operator restarted it, its log has the reason"

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 import aiohttp
 from aiohttp import web
 from aiokafka.errors import KafkaError
-from logferry.gateway.access.certificates import CALLER_HEADER, Identity, signed
+from logferry.gateway.access.certificates import CALLER_HEADER, Identity, hand_on, signed
 from logferry.gateway.config import LOOPBACK, Config
 from logferry.gateway.contract.names import Malformed, lane_of
 from logferry.gateway.contract.source_state import SourceIdentity
@@ -219,8 +219,11 @@ class Forwarding:
         if self._session is None:
             raise Problem("not-owner-yet", "the worker is starting")
         target = URL(url, encoded=True)
-        if identity is not None and self._key is not None:
-            headers[CALLER_HEADER] = signed(self._key, method, target.raw_path_qs, identity, time.time())
+        if self._key is not None:
+            path, now_s = target.raw_path_qs, time.time()
+            headers[FORWARDED] = hand_on(self._key, method, path, now_s)
+            if identity is not None:
+                headers[CALLER_HEADER] = signed(self._key, method, path, identity, now_s)
         try:
             async with self._session.request(
                 method, target, headers=headers, data=data, allow_redirects=False

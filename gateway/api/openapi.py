@@ -29,7 +29,7 @@ _REF: Final = "#/components/schemas/{model}"
 _TABLES: Final[Schema] = tomllib.loads(Path(__file__).with_name("operations.toml").read_text(encoding="utf-8"))
 OPERATIONS: Final[dict[str, Schema]] = _TABLES["operations"]
 _ALWAYS: Final = ("bad-request", "internal", "overloaded", "timeout", "too-large")
-_AUTHORISED: Final = ("unauthenticated", "forbidden", "issuer-unavailable")
+_AUTHORISED: Final = ("unauthenticated", "forbidden", "issuer-unavailable", "quota")
 
 
 def all_routes(gate: Gate, resources: Iterable[Callable[[Routes], None]]) -> Routes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,7 +19,7 @@ from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import number, optional_number
 from logferry.gateway.http.router import Call, Routes, json_response, problem_of
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.limits import FairShare
+from logferry.gateway.limits import FairShare, ReadLimit
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import formats, page
 from logferry.gateway.reading.assignment import recreated, unknown_topic
@@ -39,6 +40,8 @@ _EVENT_BYTES: Final = 1 << 18
 # The checkpoint of the mirror behind records that were read is written with them, or a little later.
 _CHECKPOINT_S: Final = 5.0
 _POLL_S: Final = 0.05
+# How often a stream over its quota looks whether it may read: other workers may leave it some earlier.
+_PACE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class ReadApi:
     room: FairShare
     readers: SessionRegistry
     gate: Gate
+    quota_of: Callable[[str | None], ReadLimit | None] = lambda _: None
 
     def add_to(self, routes: Routes) -> None:
         partition = "/v1/topics/{topic}/partitions/{partition}"
@@ -63,14 +67,16 @@ class ReadApi:
         topic = wanted.topic
         media_type, encode = page.encoder(accept)
         # The bytes of the answer count until the reader has taken it.
-        held = page.HeldBytes(self.room, call.caller.name)
+        held = page.HeldBytes(self.room, call.caller.name, self.quota_of(call.caller.name))
         try:
             held.settle(1)
             found, cursor = await self._page(wanted, "cursor" in call.query, held)
             size_bytes = sum(len(row[-1]) + _ROW_BYTES for row in found.rows)
             held.settle(size_bytes)
             body = await computed(size_bytes, encode, found.rows)
-            READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in found.rows))
+            data_bytes = sum(len(row[-1]) for row in found.rows)
+            held.charge(data_bytes)
+            READ_BYTES.labels(topic).inc(data_bytes)
             headers = {"Content-Type": media_type, "X-Next-Offset": str(found.next_offset), "Vary": "Accept-Encoding"}
             coding = page.content_coding(call.request.headers.get("Accept-Encoding", ""))
             if coding is not None and len(body) > page.SMALL_BYTES:
@@ -82,11 +88,11 @@ class ReadApi:
                 return web.Response(body=body, headers=headers)
             return await written(call.request, body, headers, self.config.limits.session_stall_s)
         finally:
-            held.settle(0)
+            held.release()
 
     async def _events(self, call: Call) -> web.StreamResponse:
         """Every problem is an event: a browser that gets an answer of another status gives up and shows nothing."""
-        held = page.HeldBytes(self.room, call.caller.name)
+        held = page.HeldBytes(self.room, call.caller.name, self.quota_of(call.caller.name))
         headers = {"Content-Type": formats.EVENTS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         try:
             wanted = _read(call, *_EVENTS)
@@ -108,7 +114,7 @@ class ReadApi:
             body = formats.EVENT_STREAM.frame(formats.error(problem_of(error)))
             return web.Response(body=body, headers=headers)
         finally:
-            held.settle(0)
+            held.release()
 
     async def _topic_id(self, wanted: page.ReadRequest) -> bytes:
         found = await self.kafka.ids_at_leaders([(wanted.topic, wanted.partition)])
@@ -203,7 +209,9 @@ class _EventPages:
         return await self._read(self.wanted, "cursor" in self.call.query)
 
     async def read(self, cursor: Cursor) -> EventPage:
-        limits = self.api.config.limits
+        limits, quota = self.api.config.limits, self.held.quota
+        while quota is not None and (wait_s := quota.wait_s()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(wait_s, _PACE_S))
         wanted = replace(self.wanted, offset=cursor.offset, time_ms=None, wait_ms=limits.read_wait_ms)
         return await self._read(wanted, True)
 
@@ -223,7 +231,9 @@ class _EventPages:
         size_bytes = sum(len(row[-1]) + _ROW_BYTES for row in found.rows)
         body = await computed(size_bytes, _events_of, found.rows, ranges)
         self.held.settle(size_bytes)
-        READ_BYTES.labels(topic).inc(sum(len(row[-1]) for row in found.rows))
+        data_bytes = sum(len(row[-1]) for row in found.rows)
+        self.held.charge(data_bytes)
+        READ_BYTES.labels(topic).inc(data_bytes)
         return EventPage(body, Cursor(topic, wanted.partition, reached))
 
     async def _ranges(self, found: page.PartitionPage) -> list[OffsetRange]:

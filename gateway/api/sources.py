@@ -13,6 +13,7 @@ from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from json.encoder import encode_basestring_ascii
 from operator import itemgetter
 from typing import Any, Final, cast
 from urllib.parse import quote
@@ -25,8 +26,9 @@ from logferry.gateway.contract.chunk import MSGPACK, Chunk
 from logferry.gateway.contract.names import Malformed, check_source_id, check_topic, full_topic
 from logferry.gateway.contract.source_state import Heartbeat, SourceIdentity, SourceState
 from logferry.gateway.errors import LaneMoved, Problem
-from logferry.gateway.http.admission import Admission, Quotas
+from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Right
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.request import (
     ChunkLimits,
     checked,
@@ -40,12 +42,12 @@ from logferry.gateway.http.request import (
     trace_of,
     traced,
 )
-from logferry.gateway.http.router import FORWARDED, Call, Handler, Routes, json_response
+from logferry.gateway.http.router import FORWARDED, Call, Handler, Routes, encoded_response, json_response
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
 from logferry.gateway.lanes.ownership import Ownership
-from logferry.gateway.lanes.source_order import sort_key
+from logferry.gateway.lanes.source_index import sort_key
 from logferry.gateway.lanes.transaction import (
     ForgetOutcome,
     ForgetSource,
@@ -105,6 +107,17 @@ def described(source: SourceIdentity, state: SourceState | None, url: str) -> di
         "recorded_seqno": state.recorded if state else None,
         "url": url,
     }
+
+
+def written(source: SourceIdentity, outcome: WriteOutcome, offsets: tuple[int, int] | None) -> str:
+    """The answer to chunks, in JSON: the library takes three times as long, a twentieth of a small request."""
+    state, topic = outcome.state, encode_basestring_ascii(source.topic)
+    return (
+        f'{{"source_id": {encode_basestring_ascii(source.source_id)}, "topic": {topic}, '
+        f'"partition": {state.partition}, "recorded_seqno": {"null" if state.recorded is None else state.recorded}, '
+        f'"written": {outcome.written}, "duplicates": {outcome.duplicates}, '
+        f'"offsets": {"null" if offsets is None else [*offsets]}}}'
+    )
 
 
 def refused(refusal: Refusal) -> Problem:
@@ -231,17 +244,7 @@ class SourcesApi:
         if outcome.duplicates:
             # They are the first ones: the chunks above the recorded seqno are written.
             count_chunks(source.topic, "duplicate", chunks[: outcome.duplicates])
-        return json_response(
-            {
-                "source_id": source.source_id,
-                "topic": source.topic,
-                "partition": outcome.state.partition,
-                "recorded_seqno": outcome.state.recorded,
-                "written": outcome.written,
-                "duplicates": outcome.duplicates,
-                "offsets": answered.offsets,
-            }
-        )
+        return encoded_response(written(source, outcome, answered.offsets))
 
     async def _chunks(self, call: Call, facts: TopicFacts) -> tuple[int | None, list[Chunk], int]:
         limits, query, headers = self.config.limits, call.query, call.request.headers

@@ -22,8 +22,9 @@ from logferry.gateway.api.forwarding import Forwarding, is_worker
 from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.admission import Quotas, computed
+from logferry.gateway.http.admission import computed
 from logferry.gateway.http.auth import Gate, Right
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.kafka.aiokafka_internals import create_conn
 from logferry.gateway.kafka.client import KafkaClient
@@ -150,6 +151,7 @@ class StatusApi:
                 *self.kafka.risks,
                 *self.sessions.warnings(),
                 *self.gate.warnings(),
+                *self.quotas.warnings(),
             ],
             limits=self._limits(lanes),
             throttled=[

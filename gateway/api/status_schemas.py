@@ -101,7 +101,7 @@ class Usage(WireModel):
 
 
 class ThrottledStatus(WireModel):
-    """Writes that a quota rejected since the start. ``wait_s``: the sum of the waits in these answers."""
+    """Requests that a quota refused since the start. ``wait_s``: the sum of the waits in these answers."""
 
     scope: Literal["token", "topic"]
     name: str

@@ -235,7 +235,9 @@ def mirror_lane_of(topic: str, partition: int, lanes: int) -> int:
 
 
 def partitions_of_lane(topic: str, partitions: int, lane: int, lanes: int) -> range:
-    """The partitions of a topic that the lane writes."""
+    """The partitions of a topic that the lane writes. None of a lane that is no more, since there are fewer now."""
+    if lane >= lanes:
+        return range(0)
     return range((lane - mirror_lane_of(topic, 0, lanes)) % lanes, partitions, lanes)
 
 

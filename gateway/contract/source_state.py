@@ -11,6 +11,10 @@ from typing import Final, NamedTuple
 
 _STATE = struct.Struct(">BBI16sqqqq")
 _HEARTBEAT = struct.Struct(">Bqqqq")
+_BEAT_ENDS = _STATE.size + _HEARTBEAT.size
+# The place of the session in a state.
+_SESSION = slice(38, 46)
+_NO_SESSION = bytes(8)
 _HAS_RECORDED, _HAS_BASE, _HAS_HEARTBEAT, _HAS_TOKEN = 1, 2, 4, 8
 _IS_APPENDED = 16
 _HAS_ALL = _HAS_RECORDED | _HAS_BASE | _HAS_HEARTBEAT | _HAS_TOKEN | _IS_APPENDED
@@ -22,6 +26,7 @@ _IS_FINISHED = 8
 _IS_USED = 16
 
 STATE_VERSION = 1
+_VERSION = bytes([STATE_VERSION])
 
 
 class SourceIdentity(NamedTuple):
@@ -75,9 +80,9 @@ class Heartbeat(NamedTuple):
 
     @classmethod
     def decode(cls, raw: bytes) -> Heartbeat:
-        flags, at_ms, *given = _HEARTBEAT.unpack(raw)
-        watermark_ms, position, size = (value if flags & 1 << bit else None for bit, value in enumerate(given))
-        return cls(at_ms, watermark_ms, position, size, bool(flags & _IS_FINISHED))
+        flags, at_ms, watermark_ms, position, size = _HEARTBEAT.unpack(raw)
+        given = (watermark_ms if flags & 1 else None, position if flags & 2 else None, size if flags & 4 else None)
+        return tuple.__new__(cls, (at_ms, *given, flags & _IS_FINISHED != 0))
 
 
 class SourceState(NamedTuple):
@@ -122,29 +127,41 @@ class SourceState(NamedTuple):
 
     @classmethod
     def decode(cls, raw: bytes) -> SourceState:
-        """Raises ValueError: another version, a flag that is not known, or another length than the flags say."""
-        if raw[:1] != bytes([STATE_VERSION]):
-            raise ValueError(f"state of version {raw[:1].hex()}; this logferry reads version {STATE_VERSION:02}")
-        ends = _STATE.size + (_HEARTBEAT.size if len(raw) > 1 and raw[1] & _HAS_HEARTBEAT else 0)
-        has_token = len(raw) > ends
-        if len(raw) < ends or raw[1] > _HAS_ALL or bool(raw[1] & _HAS_TOKEN) != has_token:
-            raise ValueError(f"state of {len(raw)} bytes with flags {raw[1:2].hex()}")
+        """Raises ValueError as `token_at` does."""
+        ends = token_at(raw)
         _, flags, partition, topic_id, recorded, base, session, written_ms = _STATE.unpack_from(raw)
-        if flags & _IS_APPENDED and not session:
-            raise ValueError("state of a source that is appended to, without the number of the transaction")
-        beat = Heartbeat.decode(raw[_STATE.size : ends]) if flags & _HAS_HEARTBEAT else None
-        return cls(
-            topic_id,
-            partition,
-            recorded if flags & _HAS_RECORDED else None,
-            base if flags & _HAS_BASE else None,
-            0 if flags & _IS_APPENDED else session,
-            written_ms,
-            beat if beat is not None and beat.at_ms else None,
-            raw[ends:].decode() if has_token else None,
-            bool(flags & _HAS_HEARTBEAT and raw[_STATE.size] & _IS_USED),
-            session if flags & _IS_APPENDED else 0,
-        )
+        beat, is_used, appended_by = None, False, 0
+        if flags & _HAS_HEARTBEAT:
+            is_used = raw[_STATE.size] & _IS_USED != 0
+            beat = Heartbeat.decode(raw[_STATE.size : _BEAT_ENDS])
+            beat = beat if beat.at_ms else None
+        if flags & _IS_APPENDED:
+            session, appended_by = 0, session
+        if not flags & _HAS_RECORDED:
+            recorded = None
+        if not flags & _HAS_BASE:
+            base = None
+        token = raw[ends:].decode() if flags & _HAS_TOKEN else None
+        # The call of a class of named fields takes a third of all this.
+        fields = (topic_id, partition, recorded, base, session, written_ms, beat, token, is_used, appended_by)
+        return tuple.__new__(cls, fields)
+
+
+def token_at(raw: bytes) -> int:
+    """Where the name of the token begins in an encoded state; its end: there is none.
+
+    Raises ValueError: another version, a flag that is not known, or another length than the flags say.
+    """
+    size = len(raw)
+    if raw[:1] != _VERSION:
+        raise ValueError(f"state of version {raw[:1].hex()}; this logferry reads version {STATE_VERSION:02}")
+    flags = raw[1] if size > 1 else 0
+    ends = _BEAT_ENDS if flags & _HAS_HEARTBEAT else _STATE.size
+    if size < ends or flags > _HAS_ALL or (flags & _HAS_TOKEN != 0) != (size > ends):
+        raise ValueError(f"state of {size} bytes with flags {raw[1:2].hex()}")
+    if flags & _IS_APPENDED and raw[_SESSION] == _NO_SESSION:
+        raise ValueError("state of a source that is appended to, without the number of the transaction")
+    return ends
 
 
 # Of the key of a receipt. The source's state key follows, and after a NUL the hash of the request's key.

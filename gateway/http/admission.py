@@ -1,4 +1,4 @@
-"""Admission: what a worker takes of requests, in bytes in flight (`Admission`) and by rate (`Quotas`).
+"""Admission: what a worker takes of requests, in bytes in flight.
 
 The size of bodies and the bytes in flight of this process; anything over is rejected early:
 
@@ -7,12 +7,6 @@ The size of bodies and the bytes in flight of this process; anything over is rej
 * Where a body that arrives lacks room, the slowest body that still arrives is refused. Of several tokens it is one of
   the token that has most.
 * Tokens share the room by the rule of `FairShare`: one of them always leaves some to others.
-
-Quotas of bytes and chunks per second, by token and by topic: a bucket fills at its rate up to a second's worth.
-A request is accepted while all its buckets are above zero, and is charged to each, into debt if necessary: so a request
-larger than the burst passes too, and the next one waits until the debt is paid. Over any period the accepted amount is
-at most the rate's worth, one burst and one request. Rejected requests are not charged. A session or a heartbeat counts
-as one chunk of its state's size. The workers of a data centre divide each quota: see `shared_limits`.
 """
 
 from __future__ import annotations
@@ -26,16 +20,13 @@ from typing import Final, ParamSpec, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from logferry.gateway.access.rights import Patterns, entry_of
-from logferry.gateway.config import Config, Limits
+from logferry.gateway.config import Limits
 from logferry.gateway.errors import Problem
 from logferry.gateway.http.request import validated
-from logferry.gateway.http.shared_limits import RateLimit, Scope, SharedLimits
 from logferry.gateway.limits import FairShare
-from logferry.gateway.metrics import IN_FLIGHT, THROTTLED, THROTTLED_SECONDS
+from logferry.gateway.metrics import IN_FLIGHT
 from pydantic import BaseModel
 
-_BODY: Final = web.RequestKey("logferry.body", bytes)
 # The name of the request's token; absent where no tokens are configured.
 TOKEN: Final = web.RequestKey("logferry.token", str)
 _LEAST_S: Final = 0.05
@@ -60,10 +51,11 @@ async def computed(
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """The room of one request. ``arrival``: the clock of its body while that arrives."""
+    """The room of one request. ``body``: once it was read. ``arrival``: the clock of the body while it arrives."""
 
     token: str | None
     began_s: float
+    body: bytes | None = None
     size_bytes: int = 0
     arrival: asyncio.Timeout | None = None
     is_evicted: bool = False
@@ -101,16 +93,20 @@ class Admission:
             raise Problem("too-large", detail, limit_bytes=limit)
         if self._arrived_bytes + size > self._limits.process_bytes:
             raise self._overloaded()
-        reservation = Reservation(request.get(TOKEN), self._clock())
-        data: bytes | None = request.get(_BODY)
-        if data is not None:
-            self._grow(reservation, len(data))
+        token: str | None = None
+        before: Reservation | None = None
+        if len(request):  # a look-up of what is missing raises and costs a microsecond
+            token, before = request.get(TOKEN), request.get(_RESERVATION)
+        reservation = Reservation(token, self._clock(), None if before is None else before.body)
+        if reservation.body is not None:
+            self._grow(reservation, len(reservation.body))
         request[_RESERVATION] = reservation
         return reservation
 
     def reserve_read(self, request: web.BaseRequest) -> Reservation | None:
         """As `reserve`, for a request that waits: only a body that was read takes room."""
-        return self.reserve(request) if _BODY in request else None
+        before: Reservation | None = request.get(_RESERVATION)
+        return None if before is None or before.body is None else self.reserve(request)
 
     @contextmanager
     def reserved(self, request: web.BaseRequest) -> Iterator[None]:
@@ -155,9 +151,10 @@ class Admission:
 
         Raises Problem when it is too large, too slow, broken off, or finds no room.
         """
-        data: bytes | None = request.get(_BODY)
+        reservation = request[_RESERVATION]
+        data = reservation.body
         if data is None:
-            data = request[_BODY] = await self._read(request, limit or self._limits.request_bytes)
+            data = reservation.body = await self._read(request, limit or self._limits.request_bytes)
         if limit is not None and len(data) > limit:
             raise Problem("too-large", f"the body is over {limit} bytes", limit_bytes=limit)
         return data
@@ -227,72 +224,3 @@ class Admission:
     def _overloaded(self) -> Problem:
         detail = f"{self.in_flight_bytes} bytes of requests wait for Kafka in this worker; try again later"
         return Problem("overloaded", detail)
-
-
-@dataclass(slots=True)
-class Throttled:
-    """The writes of one token or topic rejected since the worker started. ``last_s``: by the clock."""
-
-    count: int = 0
-    wait_s: float = 0.0
-    last_s: float = 0.0
-
-
-class Quotas:
-    """The meters of this process. `is_active` is false where the configuration has no quota at all. ``shared``: what
-    the workers tell each other of them."""
-
-    def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.shared = SharedLimits(clock)
-        self._throttled: dict[tuple[Scope, str], Throttled] = {}
-        self.replace(config)
-
-    def replace(self, config: Config) -> None:
-        """The quotas of this configuration from now on, with full buckets."""
-        self._config = config
-        self.shared.clear()
-        self._patterns = [(Patterns([quota.topic], config.known_dcs), quota) for quota in config.quotas]
-        limited = [token for token in config.tokens if token.bytes_per_s or token.chunks_per_s]
-        self._tokens: dict[str | None, RateLimit] = {
-            t.name: self._meter("token", t.name, t.bytes_per_s, t.chunks_per_s) for t in limited
-        }
-        self._topics: dict[str, RateLimit | None] = {}
-        self.is_active = bool(self._patterns or self._tokens)
-
-    def take(self, token: str | None, topic: str, size_bytes: int = 0, chunks: int = 0) -> None:
-        """Charges a write to an existing topic; without an amount it only checks the buckets.
-
-        Raises Problem ``quota``, and then nothing is charged.
-        """
-        now_s = self._clock()
-        meters = [meter for meter in (self._tokens.get(entry_of(token)), self._of_topic(topic)) if meter is not None]
-        for meter in meters:
-            wait_s, limit = meter.wait(now_s)
-            if wait_s > 0:
-                seen = self._throttled.setdefault((meter.scope, meter.name), Throttled())
-                seen.count, seen.wait_s, seen.last_s = seen.count + 1, seen.wait_s + wait_s, now_s
-                THROTTLED.labels(meter.scope, meter.name).inc()
-                THROTTLED_SECONDS.labels(meter.scope, meter.name).inc(wait_s)
-                detail = f"the {meter.scope} {meter.name} is over its quota of {limit} a second"
-                raise Problem("quota", detail, retry_after_s=wait_s)
-        for meter in meters:
-            meter.take(size_bytes, chunks)
-
-    def throttled(self) -> list[tuple[Scope, str, int, float, float]]:
-        """Scope, name, number of rejections, the sum of their waits, and the seconds since the last one."""
-        now_s = self._clock()
-        found = sorted(self._throttled.items())
-        return [(scope, name, seen.count, seen.wait_s, now_s - seen.last_s) for (scope, name), seen in found]
-
-    def _of_topic(self, topic: str) -> RateLimit | None:
-        if topic not in self._topics:
-            quota = next((quota for patterns, quota in self._patterns if patterns.match(topic)), None)
-            meter = None if quota is None else self._meter("topic", topic, quota.bytes_per_s, quota.chunks_per_s)
-            self._topics[topic] = meter
-        return self._topics[topic]
-
-    def _meter(self, scope: Scope, name: str, bytes_per_s: float | None, chunks_per_s: float | None) -> RateLimit:
-        rates = {"bytes": bytes_per_s, "chunks": chunks_per_s}
-        given = {unit: self.shared.make(scope, name, unit, rate) for unit, rate in rates.items() if rate is not None}
-        return RateLimit(scope, name, given)

@@ -30,6 +30,7 @@ from logferry.gateway.access.certificates import (
     CALLER_HEADER,
     Identity,
     PeerRequest,
+    handed_on,
     identity_of,
     matching_name,
     verified,
@@ -105,6 +106,7 @@ class Gate:
         self._issuers: dict[str, Issuer] = {}
         self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
         self.settings: list[TokenSettings] = []
+        self.takes_certificates = False
         self.worker_key = config.worker_key
         # Changes with the authorities of client certificates, and the list of revoked ones.
         self.generation = 0
@@ -135,7 +137,7 @@ class Gate:
         self._tokens = {caller.sha256: caller for caller in by_hash}
         self._verified = {}
         self.settings = [*tokens]
-        self._takes_certificates = any(token.certificates for token in tokens)
+        self.takes_certificates = any(token.certificates for token in tokens)
         for name, at in self.expiring():
             log.event("token_expires", token=name, at=at)
 
@@ -185,7 +187,7 @@ class Gate:
         if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         authorization = headers.get("Authorization")
-        if authorization is None and peer is not None and self._takes_certificates:
+        if authorization is None and peer is not None and self.takes_certificates:
             caller = self._of_peer(headers.get(CALLER_HEADER), peer)
         else:
             caller = self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)
@@ -194,6 +196,10 @@ class Gate:
             refused.caller = caller.name
             raise refused
         return caller
+
+    def is_handed_on(self, header: str | None, peer: PeerRequest) -> bool:
+        """Whether another worker has sent the request, as it signed in the header."""
+        return header is not None and handed_on(self.worker_key, peer.method, peer.path, header, self._clock_s())
 
     def _caller(self, authorization: str | None, schemes: tuple[str, ...]) -> Caller:
         presented = presented_token(authorization, schemes)

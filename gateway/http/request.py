@@ -43,9 +43,9 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def number(text: str, what: str, limit: int = MAX_SEQNO) -> int:
     """A whole number from 0 to the limit, in plain decimal digits. Raises Malformed."""
-    if not _NUMBER.match(text) or int(text) > limit:
+    if not _NUMBER.match(text) or (found := int(text)) > limit:
         raise Malformed(f"{what}: {text[:40]!r} is not a whole number from 0 to {limit}")
-    return int(text)
+    return found
 
 
 def optional_number(query: Mapping[str, str], name: str) -> int | None:

@@ -27,7 +27,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import TOKEN
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import percent_decoded, trace_of
-from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS
+from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_REFUSED
 
 # The header of a request that another worker hands on.
 FORWARDED: Final = "X-Logferry-Forwarded"
@@ -70,9 +70,8 @@ class Call:
 
     def knows_only(self, *names: str) -> None:
         """A misspelt name in the query must not be ignored. Raises Malformed."""
-        allowed = frozenset(names)
         for name in self.query:
-            if name not in allowed:
+            if name not in names:
                 known = ", ".join(names) or "none"
                 raise Malformed(f"query: {name[:60]!r} is not a parameter of this route; it takes {known}")
 
@@ -109,7 +108,8 @@ class Routes:
 
     ``is_leaving``: the worker is stopping; connections are closed so that callers reconnect to another one.
     ``clock``: dates the answers, as it does the states in them; a loader compares the two. ``observe``: gets what was
-    refused, and every request to one of the routes ``observed``; it returns at once.
+    refused, and every request to one of the routes ``observed``; it returns at once. ``charge``: gets each request as
+    its caller sent it here, by the caller's name; raises Problem ``quota``.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -122,6 +122,7 @@ class Routes:
         self._date = (0, "")
         self.observe: Callable[[Observation], None] | None = None
         self.observed: frozenset[str] = frozenset()
+        self.charge: Callable[[str, web.BaseRequest], None] | None = None
 
     def add(
         self,
@@ -175,10 +176,7 @@ class Routes:
         call: Call | None = None
         problem: Problem | None = None
         try:
-            # A forwarded request comes with the certificate of a worker, which is not that of its caller.
-            transport = None if FORWARDED in request.headers else request.transport
-            certificate = None if transport is None else transport.get_extra_info("peercert")
-            peer = PeerRequest(request.method, request.raw_path, certificate)
+            peer = _peer_of(request) if self._gate.takes_certificates else None
             try:
                 caller = self._gate.admit(route.right, request.headers, segments, peer)
             except KeysMissing as missing:
@@ -186,6 +184,9 @@ class Routes:
                 caller = self._gate.admit(route.right, request.headers, segments, peer)
             if caller.name is not None:
                 request[TOKEN] = caller.name
+                # What another worker hands on was charged there.
+                if self.charge is not None and not self._gate.is_handed_on(request.headers.get(FORWARDED), peer):
+                    self.charge(caller.name, request)
             if caller.identity is not None:
                 request[IDENTITY] = caller.identity
             lists: dict[str, list[str]] = {name: [] for name in route.lists}
@@ -201,7 +202,10 @@ class Routes:
             log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=trace)
             problem = Problem("internal", "this worker failed; its log has the error")
         if problem is not None:
+            REQUESTS_REFUSED.labels(problem.kind).inc()
             response = route.problem(problem, request.raw_path)
+            if problem.ends_connection:
+                response.force_close()
         if self.observe is not None and (
             problem is not None or route.name in self.observed or (call is not None and call.refused)
         ):
@@ -210,6 +214,13 @@ class Routes:
             except Exception as error:  # noqa: BLE001  what watches a request does not fail it
                 log.event("request_failed", path=request.raw_path, error=repr(error), traceparent=None)
         return response
+
+
+def _peer_of(request: web.BaseRequest) -> PeerRequest:
+    """A forwarded request comes with the certificate of a worker, which is not that of its caller."""
+    transport = None if FORWARDED in request.headers else request.transport
+    certificate = None if transport is None else transport.get_extra_info("peercert")
+    return PeerRequest(request.method, request.raw_path, certificate)
 
 
 def problem_of(error: Problem | Malformed | KafkaError | TimeoutError) -> Problem:
@@ -255,6 +266,7 @@ def parse_query(text: str, lists: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _no_route(request: web.BaseRequest, path: str, methods: dict[str, Route] | None) -> web.Response:
+    REQUESTS_REFUSED.labels("method-not-allowed" if methods else "not-found").inc()
     if not methods:
         return problem_response(Problem("not-found", f"{path} is not part of the interface"), request.raw_path)
     allowed = ", ".join(sorted(methods))
@@ -264,7 +276,12 @@ def _no_route(request: web.BaseRequest, path: str, methods: dict[str, Route] | N
 
 
 def json_response(document: Any, status: int = 200) -> web.Response:
-    return web.Response(body=json.dumps(document).encode(), status=status, headers=_JSON)
+    return encoded_response(json.dumps(document), status)
+
+
+def encoded_response(document: str, status: int = 200) -> web.Response:
+    """With a JSON document that is encoded."""
+    return web.Response(body=document.encode(), status=status, headers=_JSON)
 
 
 def problem_response(problem: Problem, path: str) -> web.Response:

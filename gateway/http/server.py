@@ -16,7 +16,9 @@ import os
 import resource
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Final, cast
+from weakref import WeakSet
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
@@ -26,7 +28,8 @@ from logferry.gateway.config import Limits
 from logferry.gateway.errors import CannotListen, Problem
 from logferry.gateway.http.request import trace_of
 from logferry.gateway.http.router import Routes, problem_response
-from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS
+from logferry.gateway.http.shares import SharedCount
+from logferry.gateway.metrics import CONNECTIONS, CONNECTIONS_REFUSED, REQUESTS, REQUESTS_REFUSED
 
 _BACKLOG: Final = 4096
 _TLS_HANDSHAKE_S: Final = 10.0
@@ -37,9 +40,12 @@ _OWN_FILES: Final = 512
 
 
 class CallerConnection(RequestHandler):
-    """One connection of a caller. ``head_bytes``: the size of its unfinished request head."""
+    """One connection of a caller. ``head_bytes``: the size of its unfinished request head.
 
-    __slots__ = ("_limits", "_server", "head_bytes")
+    ``counted``: for which token; ``on_lost``: is called when it is closed.
+    """
+
+    __slots__ = ("_limits", "_server", "counted", "head_bytes", "on_lost")
 
     def __init__(self, server: Server, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -53,6 +59,8 @@ class CallerConnection(RequestHandler):
             max_headers=_HEAD_LINES,
         )
         self._server, self._limits, self.head_bytes = server, limits, 0
+        self.counted: SharedCount | None = None
+        self.on_lost: Callable[[], None] | None = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -66,6 +74,8 @@ class CallerConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.forget_head()
+        if self.on_lost is not None:
+            self.on_lost()
         super().connection_lost(exc)
 
     def end(self) -> None:
@@ -74,6 +84,12 @@ class CallerConnection(RequestHandler):
             self.force_close()
         else:
             self.close()
+
+    def abort(self) -> None:
+        """Closes it at once, without waiting for what the caller has to say."""
+        if self.transport is not None:
+            self.transport.abort()
+        self.force_close()
 
     def forget_head(self) -> None:
         self._server.grew(-self.head_bytes)
@@ -98,6 +114,7 @@ class CallerConnection(RequestHandler):
             log.event("request_failed", path=request.raw_path, error=repr(exc), traceparent=trace)
             problem = Problem("internal", "this worker failed; its log has the error")
         REQUESTS.labels("none", str(problem.status)).inc()
+        REQUESTS_REFUSED.labels(problem.kind).inc()
         response = problem_response(problem, request.raw_path)
         response.force_close()
         return response
@@ -111,6 +128,8 @@ class Server(web.Server):
         self._limits, self._most = limits, _room_for(limits.connections)
         self._open = self._head_bytes = 0
         self._listening: list[asyncio.Server] = []
+        # With others a connection was begun before the authorities or the need for certificates changed.
+        self._contexts: WeakSet[ssl.SSLContext] = WeakSet()
         CONNECTIONS.set_function(lambda: self._open)
 
     async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
@@ -123,10 +142,13 @@ class Server(web.Server):
         except OSError as error:
             raise CannotListen(f"{host}:{port}", error) from error
         self._listening = [server]
+        if context is not None:
+            self._contexts.add(context)
 
-    async def renew(self, context: ssl.SSLContext, *, drops: bool) -> None:
-        """New connections get this context. ``drops``: those whose client certificate was verified before end, idle
-        ones at once, each other one after the request that is under way."""
+    async def renew(self, context: ssl.SSLContext, *, drops: bool, requires: bool = False) -> None:
+        """New connections get this context. ``drops``: those whose client certificate was verified before end;
+        ``requires``: those without a certificate end. Idle ones end at once, each other one after the request that is
+        under way, at the latest after `request_timeout_s`; those whose handshake is under way end after it."""
         loop, before = asyncio.get_running_loop(), self._listening
         sockets = [socket.socket(fileno=os.dup(one.fileno())) for server in before for one in server.sockets]
         self._listening = [
@@ -137,10 +159,17 @@ class Server(web.Server):
         ]
         for server in before:
             server.close()
-        if drops:
-            for connection in cast("list[CallerConnection]", self.connections):
-                if connection.transport is not None and connection.transport.get_extra_info("peercert"):
-                    connection.end()
+        if drops or requires:
+            self._contexts.clear()
+        self._contexts.add(context)
+        for connection in cast("list[CallerConnection]", self.connections):
+            if connection.transport is None:
+                continue
+            if drops if connection.transport.get_extra_info("peercert") else requires:
+                connection.end()
+                if requires:
+                    # A stream has no end of its own.
+                    loop.call_later(self._limits.request_timeout_s, connection.abort)
 
     async def close(self) -> None:
         """No connection is accepted any more; requests that are being answered get some seconds."""
@@ -157,7 +186,10 @@ class Server(web.Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         self._open += 1
-        if self._open > self._most:
+        context = transport.get_extra_info("sslcontext")
+        if context is not None and context not in self._contexts:
+            cast(CallerConnection, handler).abort()
+        elif self._open > self._most:
             CONNECTIONS_REFUSED.labels("limit").inc()
             transport.write(_full())
             handler.force_close()

@@ -1,7 +1,7 @@
-"""Limits of rates that all workers of a data centre keep together. Pure.
+"""Limits of rates, and of numbers of connections, that all workers of a data centre keep together. Pure.
 
-Once in `INTERVAL_S` each worker publishes a `QuotaReport`: of each limit that it used lately, how much it took since
-its start, and the rate that it wants. From those of the others it decides its **share** of each limit:
+Once in `shares.INTERVAL_S` each worker publishes a `QuotaReport`: of each limit that it used lately, how much it took
+since its start, and the rate that it wants. From those of the others it decides its **share** of each limit:
 
 * Whoever wants less than an equal part gets that. What is left goes to the others in equal parts (max-min fairness).
 * A share is never below limit/N, with N workers: so a caller that comes is served at once.
@@ -15,38 +15,37 @@ report that is lost is made up by the next.
 
 The steady sum is the limit. Above it the workers can take, once for each change of demand: what a share exceeds its due
 until the next reports arrive. Shares together are at most twice the limit.
+
+**Connections** are a number, not a rate: the same reports and shares, and no bucket. A worker takes one more while it
+has less than its share, and its own with those that the others reported last are less than the limit. So together they
+are at most the limit where nothing changes, and never more than the shares: twice the limit, and one for each worker,
+since a share need not be whole. Where the reports show too many, those above a worker's share end with their next
+request.
+
+A report has room for `_MOST` limits of each scope. Of those beyond it each worker keeps limit/N, and says that some are
+missing, so that the others leave it that part. No number of topics displaces the limit of a token.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from logferry.gateway.limits import BURST_S, TokenBucket
+from logferry.gateway.http.shares import LimitKey, LimitUsage, Share, SharedCount, SharedLimit
 
-INTERVAL_S: Final = 1.0
 SILENT_S: Final = 3.5
-# After its last use a limit is no longer published.
-_IDLE_S: Final = 5.0
-# For so long after it was exhausted, a limit counts as one that its callers want more of: they wait before they retry.
-_SHORT_S: Final = 3.0
-_HEADROOM: Final = 1.05
-_SMOOTHING: Final = 0.5
-_DEBT_S: Final = 2.0
-_MOST: Final = 10_000
-
+# A worker that starts is not heard at once.
+_UNHEARD_S: Final = 10.0
 Scope = Literal["token", "topic"]
-# The scope, the name, and the unit: bytes or chunks.
-LimitKey = tuple[str, str, str]
-
-
-class LimitUsage(NamedTuple):
-    """Of one limit in one worker. ``taken``: since its start; ``wanted``: a second."""
-
-    taken: float
-    wanted: float
+# With names of 250 bytes less than a message of Kafka may have.
+_MOST: Final[dict[str, int]] = {"token": 2000, "topic": 1000}
+_CONNECTIONS: Final = "connections"
+# Stands in a report for the limits that it has no room for.
+_MORE: Final[LimitKey] = ("", "", "")
+_NOTHING: Final = LimitUsage(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,77 +70,6 @@ class QuotaReport:
         return cls(found)
 
 
-def fair_part(room: float, own: float, others: Iterable[float]) -> float:
-    """What ``own`` gets by max-min fairness, and an equal part of what nobody wants."""
-    wanted = sorted((own, *others))
-    left, number = room, len(wanted)
-    for index, want in enumerate(wanted):
-        level = left / (number - index)
-        if want > level:
-            return min(own, level)
-        left -= want
-    return own + left / number
-
-
-class SharedLimit:
-    """One limit as one worker keeps it. ``share``: the rate of its own, at most ``limit``."""
-
-    __slots__ = ("_all", "_counted", "_own", "_rate", "_short_s", "_used_s", "_wanted", "limit", "taken")
-
-    def __init__(self, limit: float, share: float, taken: float, now_s: float) -> None:
-        self.limit, self.taken = limit, taken
-        self._own = TokenBucket(share, share * BURST_S, now_s)
-        self._all = TokenBucket(limit, limit * BURST_S, now_s, _DEBT_S)
-        self._counted, self._rate, self._wanted = taken, 0.0, 0.0
-        self._used_s = self._short_s = float("-inf")
-
-    @property
-    def share(self) -> float:
-        return self._own.rate
-
-    def wait_s(self, now_s: float) -> float:
-        """Seconds until it may be used; 0: now."""
-        self._used_s = now_s
-        wait_s = max(self._own.wait_s(now_s), self._all.wait_s(now_s))
-        if wait_s > 0:
-            self._short_s = now_s
-        return wait_s
-
-    def take(self, amount: float) -> None:
-        self.taken += amount
-        self._own.take(amount)
-        self._all.take(amount)
-
-    def take_elsewhere(self, amount: float, now_s: float) -> None:
-        """Another worker has taken it. What comes at once after a silence does not stop this worker for long."""
-        self._all.wait_s(now_s)
-        self._all.level = max(self._all.level - amount, min(self._all.level, -_DEBT_S * self.limit))
-
-    def is_idle(self, now_s: float) -> bool:
-        return now_s - self._used_s > _IDLE_S
-
-    def usage(self, now_s: float) -> LimitUsage:
-        """For the report; called once in each interval."""
-        lately, self._counted = self.taken - self._counted, self.taken
-        self._rate += _SMOOTHING * (lately / INTERVAL_S - self._rate)
-        is_short = now_s - self._short_s <= _SHORT_S
-        wanted = 2 * self.share if is_short else _HEADROOM * self._rate
-        return LimitUsage(self.taken, min(wanted, self.limit))
-
-    def divide(self, workers: int, silent: int, wanted: float, others: list[float], now_s: float) -> None:
-        """Decides the share. ``wanted``: as published now; ``others``: of the workers that were heard."""
-        least = self.limit / workers
-        # What was published before: the others know of that.
-        own, self._wanted = min(wanted, self._wanted), wanted
-        part = fair_part(self.limit - silent * least, own, others)
-        self.set_share(least if silent == workers - 1 else max(least, part), now_s)
-
-    def set_share(self, share: float, now_s: float) -> None:
-        if share != self._own.rate:
-            self._own.wait_s(now_s)
-            self._own.rate = share
-
-
 @dataclass(frozen=True, slots=True)
 class RateLimit:
     """The limits of one token or one topic, by their units: ``bytes``, ``chunks`` or both."""
@@ -161,70 +89,147 @@ class RateLimit:
 
 @dataclass(slots=True)
 class _Worker:
-    """What was heard of another worker."""
+    """What was heard of another worker: its last report, and all sums that it ever reported."""
 
     usage: dict[LimitKey, LimitUsage] = field(default_factory=dict)
+    taken: dict[LimitKey, float] = field(default_factory=dict)
     heard_s: float = float("-inf")
 
 
 class SharedLimits:
-    """All limits of this worker, and the reports of the others."""
+    """All limits of this worker, and the reports of the others. ``workers``: how many there are at least, until the
+    first call of `report` says which."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], workers: int = 1) -> None:
         self._clock = clock
+        self.number_of_workers = workers
         self._limits: dict[LimitKey, SharedLimit] = {}
+        self._counts: dict[str, SharedCount] = {}
+        # Those that were used lately: only they are divided and published.
+        self._awake: dict[LimitKey, SharedLimit | SharedCount] = {}
+        self._awake_of: Counter[str] = Counter()
+        self._is_full = False
         self._workers: dict[str, _Worker] = {}
         self._others: frozenset[str] = frozenset()
+        self._silent_s: float | None = None
         # Sums never fall, also with other quotas: the others would miss what comes after.
         self._sums: dict[LimitKey, float] = {}
-
-    @property
-    def number_of_workers(self) -> int:
-        return 1 + len(self._others)
 
     def make(self, scope: Scope, name: str, unit: str, limit: float) -> SharedLimit:
         """A limit with full buckets, instead of one of the same key."""
         key = (scope, name, unit)
         before = self._limits.get(key)
-        taken = 0.0 if before is None else before.taken
-        made = SharedLimit(limit, limit / self.number_of_workers, self._sums.pop(key, taken), self._clock())
-        self._limits[key] = made
+        taken = self._sums.pop(key, 0.0 if before is None else before.taken)
+        self._forget(key)
+        part = Share(limit, limit / self.number_of_workers)
+        made = self._limits[key] = SharedLimit(key, part, taken, self._clock(), self._wake)
         return made
 
-    def clear(self) -> None:
-        """Other quotas are configured."""
+    def count(self, name: str, limit: float | None) -> SharedCount:
+        """The connections of a token, with its limit if they are none yet."""
+        count = self._counts.get(name)
+        if count is None:
+            count = SharedCount(("token", name, _CONNECTIONS), self._wake, self._elsewhere)
+            self._counts[name] = count
+            self._limit(count, limit)
+        return count
+
+    def drop_unused(self, count: SharedCount) -> None:
+        if not count.open and not count.is_awake:
+            self._counts.pop(count.key[1], None)
+
+    def clear(self, connections: Mapping[str, float]) -> None:
+        """Other quotas are configured. Those of connections are given: what is open stays counted."""
         self._sums |= {key: limit.taken for key, limit in self._limits.items() if limit.taken}
+        for key in self._limits:
+            self._forget(key)
         self._limits = {}
+        for name, count in self._counts.items():
+            self._limit(count, connections.get(name))
+
+    def _limit(self, count: SharedCount, limit: float | None) -> None:
+        if limit is None:
+            count.part = None
+        elif count.part is None or count.part.limit != limit:
+            count.part = Share(limit, limit / self.number_of_workers)
+            if count.open and not count.is_awake:
+                self._wake(count)
+
+    def _wake(self, limit: SharedLimit | SharedCount) -> None:
+        """It begins with an equal part, and keeps that while there is no room for it in the reports."""
+        if limit.part is not None:
+            limit.set_share(limit.part.limit / self.number_of_workers, self._clock())
+        scope = limit.key[0]
+        if self._awake_of[scope] >= _MOST[scope]:
+            self._is_full = True
+            return
+        self._awake[limit.key] = limit
+        self._awake_of[scope] += 1
+        limit.is_awake = True
+
+    def _forget(self, key: LimitKey) -> None:
+        found = self._awake.pop(key, None)
+        if found is not None:
+            found.is_awake = False
+            self._awake_of[key[0]] -= 1
+
+    def _elsewhere(self, key: LimitKey) -> float:
+        """What the workers that are heard reported last."""
+        return sum(worker.usage.get(key, _NOTHING).taken for worker in self._heard())
+
+    def _heard(self) -> list[_Worker]:
+        least_s = self._clock() - SILENT_S
+        return [worker for worker in self._workers.values() if worker.heard_s >= least_s]
 
     def hear(self, worker: str, report: QuotaReport) -> None:
         """Takes a report over; the same one again, or an older one, does no harm."""
         now_s = self._clock()
         known = self._workers.setdefault(worker, _Worker())
-        known.heard_s = now_s
+        was_silent = now_s - known.heard_s > SILENT_S
+        known.heard_s, known.usage = now_s, report.usage
         for key, usage in report.usage.items():
-            limit, before = self._limits.get(key), known.usage.get(key)
+            limit, before = self._limits.get(key), known.taken.get(key)
             # Less than before: the worker was restarted.
-            if limit is not None and before is not None and usage.taken > before.taken:
-                limit.take_elsewhere(usage.taken - before.taken, now_s)
-        # The sums of what it does not publish at the moment stay known.
-        known.usage = {key: LimitUsage(usage.taken, 0.0) for key, usage in known.usage.items()} | report.usage
+            if limit is not None and before is not None and usage.taken > before:
+                limit.take_elsewhere(usage.taken - before, now_s, was_silent=was_silent)
+            known.taken[key] = usage.taken
 
     def report(self, others: Collection[str]) -> QuotaReport:
         """Decides all shares, with these other workers; the result is to be published. Once in each interval."""
         now_s = self._clock()
-        is_changed, self._others = self._others != set(others), frozenset(others)
+        self._others = frozenset(others)
+        self.number_of_workers = 1 + len(self._others)
         self._workers = {name: worker for name, worker in self._workers.items() if name in self._others}
-        heard = [worker for worker in self._workers.values() if now_s - worker.heard_s <= SILENT_S]
-        workers, silent = self.number_of_workers, len(self._others) - len(heard)
+        heard = self._heard()
+        if len(heard) == len(self._others):
+            self._silent_s = None
+        elif self._silent_s is None:
+            self._silent_s = now_s
         usage: dict[LimitKey, LimitUsage] = {}
-        for key, limit in self._limits.items():
-            if limit.is_idle(now_s):
-                if is_changed or limit.share != limit.limit / workers:
-                    limit.set_share(limit.limit / workers, now_s)
+        for key, limit in list(self._awake.items()):
+            if limit.is_idle(now_s) or limit.part is None:
+                self._sleep(limit, now_s)
                 continue
-            own = limit.usage(now_s)
-            wanted = [found.wanted if (found := worker.usage.get(key)) else 0.0 for worker in heard]
-            limit.divide(workers, silent, own.wanted, wanted, now_s)
-            if len(usage) < _MOST:
-                usage[key] = own
+            usage[key] = own = limit.usage(now_s)
+            known = [worker for worker in heard if key in worker.usage or _MORE not in worker.usage]
+            wanted = [worker.usage.get(key, _NOTHING).wanted for worker in known]
+            mute = len(self._others) - len(known)
+            limit.set_share(limit.part.divide(self.number_of_workers, mute, own.wanted, wanted), now_s)
+        if self._is_full:
+            usage[_MORE] = _NOTHING
+        self._is_full = False
         return QuotaReport(usage)
+
+    def _sleep(self, limit: SharedLimit | SharedCount, now_s: float) -> None:
+        self._forget(limit.key)
+        if limit.part is not None:
+            limit.set_share(limit.part.limit / self.number_of_workers, now_s)
+        if isinstance(limit, SharedCount):
+            self.drop_unused(limit)
+
+    def warnings(self) -> list[str]:
+        """That of a worker which does not hear the others, as ``what: remedy``."""
+        if self._silent_s is None or self._clock() - self._silent_s < _UNHEARD_S:
+            return []
+        what = "not all workers hear each other's use of quotas, so each keeps a smaller part of them"
+        return [f"{what}: look for quota_usage_failed in their logs"]

@@ -27,20 +27,15 @@ from typing import Final, NamedTuple
 from logferry.gateway.contract.chunk import Chunk
 from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.source_state import (
-    _HAS_BASE,
-    _HAS_HEARTBEAT,
-    _HAS_RECORDED,
-    _HAS_TOKEN,
-    _HEARTBEAT,
-    _STATE,
     RECEIPT_KIND,
-    STATE_VERSION,
     Heartbeat,
     SourceIdentity,
     SourceState,
+    token_at,
 )
 from logferry.gateway.contract.upload_state import UPLOAD_KIND
 from logferry.gateway.lanes.receipts import ReceiptTable, UploadTable, weight
+from logferry.gateway.lanes.source_index import PackedStates
 from logferry.gateway.limits import FairShare
 
 SESSION_LAPSE_MS: Final = 900_000  # by default
@@ -121,9 +116,7 @@ def _is_foreign(state: SourceState, token: str | None) -> bool:
 
 
 _ONE_LANE: Final = LaneCount(1, 1, 0)
-_VERSION = bytes([STATE_VERSION])
 _FIELDS = {b"s": 1, b"k": 2}  # NULs in a state key, by its kind
-_HAS_BOTH = _HAS_RECORDED | _HAS_BASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,28 +237,25 @@ def beat(state: SourceState, new: Heartbeat) -> SourceState:
     return state._replace(heartbeat=old._replace(**said))
 
 
-def _token(raw: bytes) -> bytes:
-    """The name of the token in an encoded state; empty: none."""
-    if not raw[1] & _HAS_TOKEN:
-        return b""
-    return raw[_STATE.size + (_HEARTBEAT.size if raw[1] & _HAS_HEARTBEAT else 0) :]
+def _token(raw: bytes) -> str | None:
+    """The name of the token in an encoded state; None: none. Raises ValueError where it cannot be decoded."""
+    at = token_at(raw)
+    return raw[at:].decode() if at < len(raw) else None
 
 
 @dataclass(slots=True)
 class SourceTable:
     """The committed states of one lane, kept as in the state topic: a million sources must fit.
 
-    ``shares``: how many sources there are, by the token of each. ``receipts``: of requests without seqnos, and
-    ``uploads``; they are no sources. ``count``: the number of lanes that all this belongs to. ``added``: the keys of
-    those that came since the order of lists took them over; None: there is no order.
+    ``states``: of the sources. ``shares``: how many there are, by the token of each. ``receipts``: of requests without
+    seqnos, and ``uploads``; they are no sources. ``count``: the number of lanes that all this belongs to.
     """
 
     shares: FairShare = field(default_factory=lambda: FairShare(sys.maxsize))
     receipts: ReceiptTable = field(default_factory=ReceiptTable)
     uploads: UploadTable = field(init=False)
     count: LaneCount = _ONE_LANE
-    added: list[bytes] | None = None
-    _states: dict[bytes, bytes] = field(default_factory=dict)
+    states: PackedStates = field(default_factory=PackedStates)
     # Of sources with a key: topic and key → topic id, partition, how many sources have it.
     _pins: dict[tuple[str, str], tuple[bytes, int, int]] = field(default_factory=dict)
 
@@ -273,11 +263,11 @@ class SourceTable:
         self.uploads = UploadTable(self.receipts.shares)
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.states)
 
     def __contains__(self, key: object) -> bool:
         """Whether anything is known under the state key, of whatever incarnation of its topic."""
-        return key in self._states
+        return isinstance(key, bytes) and self.states.get(key) is not None
 
     def apply(self, key: bytes, raw: bytes | None) -> None:
         """Takes over a committed state or receipt, of a transaction or of the replay; None forgets it.
@@ -292,27 +282,19 @@ class SourceTable:
             return None
         if key[:1] == UPLOAD_KIND:
             return self.uploads.apply(key, raw)
-        if raw is not None:
-            if key.decode().count("\0") != _FIELDS.get(key[:1]):
-                raise ValueError(f"state key {key!r} cannot be decoded")
-            if raw[:1] != _VERSION or len(raw) != _STATE.size or raw[1] > _HAS_BOTH:
-                SourceState.decode(raw)
-        kept = self._states.get(key)
+        if key.decode().count("\0") != _FIELDS.get(key[:1]):
+            if raw is None:
+                return None
+            raise ValueError(f"state key {key!r} cannot be decoded")
+        after = None if raw is None else _token(raw)
+        kept = self.states.swap(key, raw)
         if key[:1] == b"k":
             self._apply_pin(SourceIdentity.of_state_key(key), kept is None, raw)
-        before, after = None if kept is None else _token(kept), None if raw is None else _token(raw)
-        if before is not None and before != after:
-            self.shares.give(before.decode() or None, weight(key))
-        if after is not None and before != after:
-            self.shares.take(after.decode() or None, weight(key))
-        if raw is None:
-            self._states.pop(key, None)
-            return None
-        self._states[key] = raw
-        if kept is None and self.added is not None:
-            self.added.append(key)
-            if len(self.added) > len(self._states):
-                self.added = None
+        before = None if kept is None else _token(kept)
+        if kept is not None and (raw is None or before != after):
+            self.shares.give(before, weight(key))
+        if raw is not None and (kept is None or before != after):
+            self.shares.take(after, weight(key))
         return None
 
     def _apply_pin(self, source: SourceIdentity, is_new: bool, raw: bytes | None) -> None:
@@ -341,8 +323,8 @@ class SourceTable:
 
     def state_keys(self) -> list[bytes]:
         """The state keys as of now."""
-        return list(self._states)
+        return [key for key, _ in self.states.items()]
 
     def read(self, key: bytes) -> SourceState | None:
-        kept = self._states.get(key)
+        kept = self.states.get(key)
         return None if kept is None else SourceState.decode(kept)

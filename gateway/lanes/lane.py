@@ -36,7 +36,7 @@ from logferry.gateway.lanes.dedup import Refusal, SourceTable
 from logferry.gateway.lanes.group_commit import Answered, GroupCommit, PendingRequest, PendingRequests
 from logferry.gateway.lanes.lifecycle import STOPPED_S, LaneLifecycle
 from logferry.gateway.lanes.replay import replay_states
-from logferry.gateway.lanes.source_order import SourceOrder
+from logferry.gateway.lanes.source_index import SourceOrder
 from logferry.gateway.lanes.staging_topic import delete_before, end_of
 from logferry.gateway.lanes.transaction import Draft, Outcome, RecordHeartbeat, Request, WriteOutcome
 from logferry.gateway.lanes.uploads import Staging, UploadRules
@@ -65,6 +65,7 @@ class Lane(LaneLifecycle[GroupCommit]):
     metrics: ClassVar = LANES
     table: SourceTable = field(default_factory=SourceTable)
     _order: SourceOrder | None = None
+    _order_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: PendingRequests = field(default_factory=PendingRequests)
     _expired: deque[bytes] = field(default_factory=deque)
     _holds_expired: bool = False  # receipts or uploads that no longer count
@@ -123,9 +124,8 @@ class Lane(LaneLifecycle[GroupCommit]):
             return
         table, before_ms = self.table, now_ms - self.config.source_retention_ms
         found, turns = deque[bytes](), Turns()
-        for count, key in enumerate(table.state_keys()):
-            state = table.read(key)
-            if state is not None and state.alive_ms < before_ms:
+        for count, (key, raw) in enumerate(table.states.items()):
+            if SourceState.decode(raw).alive_ms < before_ms:
                 found.append(key)
             if count % _LOOK == 0 and turns.over:
                 await turns.give()
@@ -144,13 +144,20 @@ class Lane(LaneLifecycle[GroupCommit]):
         """The sources of a topic from a sort key on, in that order. Raises Problem while the lane does not serve."""
         if self.state != "serving":
             raise Problem("not-owner-yet", f"lane {self.number} is {self.state}: {self.why}")
-        if self._order is None or self._order.table is not self.table:
-            self._order = SourceOrder(self.table)
-        order = self._order
-        async for key in order.walk(topic, start):
-            state = order.table.read(key)
+        table, turns = self.table, Turns()
+        async with self._order_lock:
+            if self._order is None or self._order.states is not table.states:
+                self._order = SourceOrder(table.states)
+            order = self._order
+            for _ in order.settle():
+                if turns.over:
+                    await turns.give()
+        for key in order.walk(topic, start):
+            state = table.read(key)
             if state is not None:
                 yield SourceIdentity.of_state_key(key), state
+            if turns.over:
+                await turns.give()
 
     # ---- for `LaneLifecycle` ----------------------------------------------------------------------------------------
 

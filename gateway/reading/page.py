@@ -19,7 +19,7 @@ from logferry.gateway.config import Limits
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.record_batch import CorruptBatch, KafkaRecord
-from logferry.gateway.limits import FairShare
+from logferry.gateway.limits import FairShare, ReadLimit
 from logferry.gateway.reading.assignment import undecodable, unknown_topic
 from logferry.gateway.reading.formats import ENCODERS, EVENTS, Row, media_type, row_of
 
@@ -65,14 +65,26 @@ class PartitionPage:
 
 @dataclass(slots=True)
 class HeldBytes:
-    """What one read holds of the room of all. Whoever made it settles it at 0 at the end, however the read ends."""
+    """What one read holds of the room of all, and of its caller's quota. Whoever made it releases it at the end,
+    however the read ends. ``set_aside``: of the quota, until `charge`."""
 
     room: FairShare
     token: str | None
+    quota: ReadLimit | None = None
     bytes: int = 0
+    set_aside: int = 0
 
     def grow(self, wanted: int) -> int:
-        """Takes up to so many more, a part of what is free so that others find some, too; 0: there is no room."""
+        """Takes up to so many more, a part of what is free so that others find some, too; 0: there is no room.
+
+        Raises Problem ``quota``.
+        """
+        # Of what was set aside for the fetch before, that which it did not find.
+        left = max(0, self.set_aside - self.bytes)
+        if self.quota is not None and wanted > left:
+            more = self.quota.hold(wanted - left, _LEAST_FETCH)
+            self.set_aside += more
+            wanted = left + more
         free = int(self.room.room(self.token)) // _SHARE
         more = min(wanted, free) if free >= min(wanted, _LEAST_FETCH) else 0
         self.room.take(self.token, more)
@@ -85,6 +97,16 @@ class HeldBytes:
             raise self.overloaded()
         self.room.give(self.token, self.bytes - size_bytes)
         self.bytes = size_bytes
+
+    def charge(self, size_bytes: int) -> None:
+        """Charges what was read, in place of what was set aside for it."""
+        if self.quota is not None and (self.set_aside or size_bytes):
+            self.quota.settle(self.set_aside, size_bytes)
+            self.set_aside = 0
+
+    def release(self) -> None:
+        self.charge(0)
+        self.settle(0)
 
     def overloaded(self) -> Problem:
         return Problem("overloaded", f"{self.room.used} bytes of reads wait for their readers; try again later")

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import binascii
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -20,7 +20,7 @@ from logferry.gateway import log
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.limits import FairShare
+from logferry.gateway.limits import FairShare, ReadLimit
 from logferry.gateway.metrics import SESSIONS
 from logferry.gateway.reading import consumer_offsets
 from logferry.gateway.reading.assignment import Subscription
@@ -40,8 +40,14 @@ _LEAST_BYTES: Final = 64 << 10
 class SessionRegistry:
     """Those of one worker, at most ``limits.sessions`` of both together, in shares of the tokens."""
 
-    def __init__(self, config: Config, kafka: KafkaClient, url: str) -> None:
-        self._config, self._kafka, self._url = config, kafka, url
+    def __init__(
+        self,
+        config: Config,
+        kafka: KafkaClient,
+        url: str,
+        quota_of: Callable[[str | None], ReadLimit | None] = lambda _: None,
+    ) -> None:
+        self._config, self._kafka, self._url, self._quota_of = config, kafka, url, quota_of
         self._sessions: dict[str, ReadSession] = {}
         self._event_streams: set[EventStream] = set()
         self._room = FairShare(config.limits.sessions)
@@ -81,7 +87,10 @@ class SessionRegistry:
         out = FrameStream(request, response, encoding, limits.session_stall_s)
         self._room.take(token, 1)
         share = max(_LEAST_BYTES, min(limits.session_bytes, limits.reads_bytes // self._room.used))
-        session = ReadSession(session_id, wanted, out, self._config, self._kafka, lambda: self._topics, share)
+        session = ReadSession(
+            *(session_id, wanted, out, self._config, self._kafka, lambda: self._topics, share),
+            lambda: self._quota_of(token),
+        )
         self._sessions[session_id] = session
         self._look()
         try:

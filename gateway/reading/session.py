@@ -37,6 +37,7 @@ from logferry.gateway.kafka.aiokafka_internals import (
 from logferry.gateway.kafka.client import EARLIEST, ELECTION_S, LATEST, KafkaClient
 from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
 from logferry.gateway.kafka.record_batch import KafkaRecord
+from logferry.gateway.limits import ReadLimit
 from logferry.gateway.metrics import READ_BYTES
 from logferry.gateway.reading import formats
 from logferry.gateway.reading.assignment import (
@@ -84,6 +85,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         kafka: KafkaClient,
         topics: Callable[[], Mapping[str, bytes]],
         session_bytes: int,
+        quota: Callable[[], ReadLimit | None] = lambda: None,
     ) -> None:
         self.id, self.wanted, self.out, self._session_bytes = session_id, wanted, out, session_bytes
         self._kafka, self._groups, self._topics = kafka, ConsumerGroups(kafka), topics
@@ -104,6 +106,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
             metadata_max_age_ms=_METADATA_AGE_MS,
             **{**kafka.options, "client_id": f"{CLIENT_ID_PREFIX}{session_id}"},
         )
+        self._quota = quota
         self._count = 1
         self._subscribed: frozenset[str] = frozenset()
         self._seen: Mapping[str, bytes] = {}
@@ -193,9 +196,10 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             while not self._stopping:
                 self._subscribe()
-                if taking is None:
+                quota = self._quota()
+                if taking is None and (quota is None or quota.wait_s() == 0):
                     taking = asyncio.create_task(self._take())
-                waits: set[asyncio.Future[Any]] = {taking, self._changed}
+                waits: set[asyncio.Future[Any]] = {self._changed} if taking is None else {taking, self._changed}
                 await asyncio.wait(waits, timeout=_TICK_MS / 1000, return_when=asyncio.FIRST_COMPLETED)
                 if self._changed.done():
                     self._changed = asyncio.get_running_loop().create_future()
@@ -204,7 +208,7 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 stopped = self._stopped
                 if stopped is not None and stopped.held is self._assignment.held:
                     await self.out.send_frames(stopped.step())
-                if taking.done():
+                if taking is not None and taking.done():
                     is_damaged = isinstance(taking.exception(), _Undecodable)
                     held, batch = (self._assignment.held, {}) if is_damaged else taking.result()
                     taking = None
@@ -291,9 +295,11 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         records = sum(map(len, batch.values()))
         held_bytes = sum(len(record.value or b"") for found in batch.values() for record in found)
         if records <= _INLINE_RECORDS and held_bytes <= _INLINE_BYTES:
-            data, size, ends = self._encoded(batch)
+            data, size, ends, read_bytes = self._encoded(batch)
         else:
-            data, size, ends = await asyncio.to_thread(self._encoded, batch)
+            data, size, ends, read_bytes = await asyncio.to_thread(self._encoded, batch)
+        if (quota := self._quota()) is not None:
+            quota.settle(0, read_bytes)
         for partition, end in ends.items():
             held.deliver(partition, end)
         if self._stopped is None or not self._stopped.is_one_by_one:
@@ -303,9 +309,10 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
         for (topic, number), found in batch.items():
             held.reach((topic, number), found[-1].offset + 1)
 
-    def _encoded(self, batch: Batch) -> tuple[bytes, int, dict[TopicPartition, int]]:
-        """The chunks that pass the filters, the work that the records were, and the position after each last chunk."""
-        parts, size, ends = [], 0, {}
+    def _encoded(self, batch: Batch) -> tuple[bytes, int, dict[TopicPartition, int], int]:
+        """The chunks that pass the filters, the work that the records were, the position after each last chunk, and the
+        bytes of these chunks."""
+        parts, size, ends, read_bytes = [], 0, {}, 0
         for (topic, number), found in batch.items():
             dc, _ = split_topic(topic)
             passed = 0
@@ -319,7 +326,8 @@ class ReadSession(ConsumerRebalanceListener):  # type: ignore[misc]
                     passed += len(value)
                     ends[topic, number] = record.offset + 1
             READ_BYTES.labels(topic).inc(passed)
-        return b"".join(parts), size, ends
+            read_bytes += passed
+        return b"".join(parts), size, ends, read_bytes
 
     async def _caught_up(self, held: HeldPartitions) -> list[Frame]:
         reached = {}

@@ -28,8 +28,9 @@ from logferry.gateway.contract.chunk import MSGPACK, TRACEPARENT, Chunk, pack_ch
 from logferry.gateway.contract.names import Malformed, lane_of, split_topic
 from logferry.gateway.contract.source_state import SourceIdentity
 from logferry.gateway.errors import PROBLEMS, LaneMoved, Problem
-from logferry.gateway.http.admission import Admission, Quotas, computed
+from logferry.gateway.http.admission import Admission, computed
 from logferry.gateway.http.auth import Right, presented_token
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.request import ChunkLimits, checked, header_attributes, trace_of, traced
 from logferry.gateway.http.router import Call, Routes, json_response, problem_of
 from logferry.gateway.lanes.dedup import Refusal

@@ -233,16 +233,20 @@ class CallerTls:
         """Checks the files; the result takes them over. Raises ConfigError or OSError.
 
         What was verified with other authorities, or another list, does not count any more: connections and streams end.
+        So do those without a certificate, where one was not required before.
         """
         content = _content(tls)
         context = caller_context(tls)
 
         def take_over() -> asyncio.Task[None] | None:
             drops = content[2:] != self._content[2:]
+            requires = tls.client_certificates == "required" != self._tls.client_certificates
             self._tls, self._content, self.context = tls, content, context
             self._gate.generation += drops
             if self.server is not None:
-                self._renewing = asyncio.get_running_loop().create_task(self.server.renew(context, drops=drops))
+                self._renewing = asyncio.get_running_loop().create_task(
+                    self.server.renew(context, drops=drops, requires=requires)
+                )
             return self._renewing
 
         return take_over

@@ -12,8 +12,9 @@ from typing import Final
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from logferry.gateway import log
-from logferry.gateway.http.admission import Quotas
-from logferry.gateway.http.shared_limits import INTERVAL_S, QuotaReport
+from logferry.gateway.http.quotas import Quotas
+from logferry.gateway.http.shared_limits import QuotaReport
+from logferry.gateway.http.shares import INTERVAL_S
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.topics.compacted_store import CompactedStore
 
@@ -28,7 +29,8 @@ def quota_usage_topic(group: str) -> str:
 
 
 class QuotaExchange:
-    """``others``: the URLs of the other workers that hold lanes. Both methods run until they are cancelled."""
+    """``others``: the URLs of the other workers, also those without lanes; None: not known yet. Both methods run until
+    they are cancelled."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class QuotaExchange:
         url: str,
         accepted: Sequence[str],
         quotas: Quotas,
-        others: Callable[[], Collection[str]],
+        others: Callable[[], Collection[str] | None],
     ) -> None:
         self._kafka, self._url, self._quotas, self._others = kafka, url, quotas, others
         self._store = CompactedStore(kafka, quota_usage_topic(group), accepted, QuotaReport.decode, _CONFIGS)
@@ -53,6 +55,8 @@ class QuotaExchange:
                 due_s = max(due_s + INTERVAL_S, loop.time())
                 await asyncio.sleep(due_s - loop.time())
                 others = self._others()
+                if others is None:
+                    continue
                 report = self._quotas.shared.report(others)
                 if not self._quotas.is_active or not others or loop.time() < retry_s:
                     continue

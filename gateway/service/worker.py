@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from aiokafka.errors import KafkaError, NodeNotReadyError, TopicAuthorizationFailedError
 from logferry.gateway import log
@@ -28,9 +28,11 @@ from logferry.gateway.broker_clock import BrokerClock
 from logferry.gateway.config import Config, Graphite
 from logferry.gateway.console.pages import ConsoleApi
 from logferry.gateway.contract.names import lane_of
-from logferry.gateway.http.admission import Admission, Quotas
+from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Gate
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Routes
+from logferry.gateway.http.server import CallerConnection
 from logferry.gateway.kafka.client import PASSING, KafkaClient, raise_for
 from logferry.gateway.kafka.requests import DescribeQuorumRequest, read_controller_ms
 from logferry.gateway.lanes.lane import Lane
@@ -112,7 +114,7 @@ async def _parts(
     forwarding = Forwarding(config, ownership, admission)
     await forwarding.start()
     stack.push_async_callback(forwarding.stop)
-    sessions = SessionRegistry(config, kafka, url)
+    sessions = SessionRegistry(config, kafka, url, quotas.reads)
     translation = OffsetTranslation(kafka, config.prefix, config.dc)
     remote_sources = RemoteSources(kafka, config.prefix, translation)
     looks_at = partial(_looks_at, ownership.lanes, lanes.number, config.known_dcs | {config.prefix})
@@ -138,7 +140,9 @@ async def _parts(
             SourcesApi(config, topics, ownership, forwarding, admission, remote_sources, quotas).add_to,
             *_receivers(config.receivers, appender),
             ConsumersApi(config, kafka, forwarding, admission, sessions, url, gate, translation).add_to,
-            ReadApi(config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate).add_to,
+            ReadApi(
+                config, kafka, translation, FairShare(config.limits.reads_bytes), sessions, gate, quotas.reads
+            ).add_to,
             StatusApi(config, kafka, topics, ownership, forwarding, quotas, sessions, open_transactions, gate).add_to,
             subscriptions_api.add_to,
             *(one.add_to for one in reports),
@@ -148,12 +152,13 @@ async def _parts(
         ),
     )
     routes.clock = kafka.clock
+    routes.charge = lambda name, request: quotas.take_request(name, cast(CallerConnection, request.protocol))
     if config.admin_log_days:
         admin_log = AdminLog(kafka, config.group, url, config.admin_log_days, config.accept_weak_kafka)
         routes.observe, routes.observed = admin_log.observe, ACTS
         ownership.run_in_background(admin_log.run())
         stack.push_async_callback(admin_log.stop)
-    exchange = QuotaExchange(kafka, config.group, url, config.accept_weak_kafka, quotas, ownership.other_workers)
+    exchange = QuotaExchange(kafka, config.group, url, config.accept_weak_kafka, quotas, partial(_others, ownership))
     REGISTRY.register(TokenCollector(gate))
     REGISTRY.register(LaneCollector(ownership.lanes, lambda: ownership.view.owners))
     for work in (
@@ -197,6 +202,12 @@ def _receivers(settings: Receivers, appender: Appender) -> Iterator[Callable[[Ro
     if settings.archive is not None:
         recent = RecentPieces(RECENT_BYTES, settings.archive.commit_within_s)
         yield ArchiveApi(appender, settings.archive, recent).add_to
+
+
+def _others(ownership: Ownership[Lane]) -> set[str] | None:
+    """All other workers of the group, since any of them has callers; None: it was not seen yet."""
+    view = ownership.view
+    return None if view.seen_ms is None else {*view.members, *view.owners.values()} - {ownership.url}
 
 
 def _looks_at(

@@ -248,15 +248,30 @@ class OffsetTranslation:
         raise Problem("kafka-unavailable", detail)
 
     async def _block(self, tp: TopicPartition, pointer: BlockPointer) -> HistoryBlock:
-        """Raises Problem ``kafka-unavailable`` where it is not there, or cannot be decoded."""
-        offset, damage = pointer.offset, ""
-        known = self._blocks.get((tp, offset))
-        if known is not None:
-            return known
-        lane = mirror_lane_of(*tp, self._histories)
+        """Waits for a block behind the open transaction of another lane, which Kafka does not show before that ends.
+
+        Raises Problem ``kafka-unavailable`` where it is not there, or cannot be decoded.
+        """
+        deadline = time.monotonic() + _WAIT_S
+        while (known := self._blocks.get((tp, pointer.offset))) is None:
+            found, damage, end = await self._fetched(tp, pointer)
+            if found is not None:
+                if len(self._blocks) >= _MAX_BLOCKS:
+                    self._blocks.pop(next(iter(self._blocks)))
+                return self._blocks.setdefault((tp, pointer.offset), found)
+            if end > pointer.offset or time.monotonic() > deadline:
+                where = f"{self._history_topic}-{mirror_lane_of(*tp, self._histories)}"
+                detail = f"{where} has no history block of {tp[0]}-{tp[1]} near offset {pointer.offset}{damage}"
+                raise Problem("kafka-unavailable", detail)
+            await asyncio.sleep(_POLL_S)
+        return known
+
+    async def _fetched(self, tp: TopicPartition, pointer: BlockPointer) -> tuple[HistoryBlock | None, str, int]:
+        """The block; where it is not found, what is there in its place. And the end of what is committed there."""
+        lane, damage, end = mirror_lane_of(*tp, self._histories), "", pointer.offset + 1
         # Before the number of lanes could change, its offset was predicted: it may be a little to the front of that.
         for around, max_bytes in ((0, _BLOCK_BYTES), (_AROUND, _FETCH_BYTES)):
-            start = max(0, offset - around)
+            start = max(0, pointer.offset - around)
             try:
                 fetched = await self._kafka.fetch(self._history_topic, lane, start, max_bytes=max_bytes)
             except errors.OffsetOutOfRangeError:
@@ -265,6 +280,7 @@ class OffsetTranslation:
             except CorruptBatch as error:
                 damage = f": {error}"
                 continue
+            end = fetched.last_stable
             for record in (one for one in fetched.records if one.key == checkpoint_key(*tp)):
                 try:
                     block = HistoryBlock.decode(record.value or b"")
@@ -272,11 +288,8 @@ class OffsetTranslation:
                     damage = f"; at offset {record.offset}: {error}"
                     continue
                 if block.ranges[0][:2] == (pointer.source, pointer.local):
-                    if len(self._blocks) >= _MAX_BLOCKS:
-                        self._blocks.pop(next(iter(self._blocks)))
-                    return self._blocks.setdefault((tp, offset), block)
-        detail = f"{self._history_topic}-{lane} has no history block of {tp[0]}-{tp[1]} near offset {offset}{damage}"
-        raise Problem("kafka-unavailable", detail)
+                    return block, "", end
+        return None, damage, end
 
     # ---- cursors ----------------------------------------------------------------------------------------------
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from logferry.gateway import log
 from logferry.gateway.contract.lane_count import LaneCount
-from logferry.gateway.contract.mirror_state import partitions_of_lane
+from logferry.gateway.contract.mirror_state import mirror_lane_of, partitions_of_lane
 from logferry.gateway.contract.names import TopicPartition
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
 from logferry.gateway.kafka.requests import NO_ID, TopicMetadata
@@ -79,6 +80,7 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             return
         # Without its own partitions the lane can do nothing; no other one is to blame. One that is rejected has a stop.
         unavailable = {tp: why for tp, why in error.unavailable.items() if tp != error.refused}
+        unavailable |= self._without_history(unavailable)
         self.targets.health.refuse({tp: why for tp, why in unavailable.items() if tp in self.partitions})
         if error.refused in self.partitions:
             self.targets.reread(error.refused[0])
@@ -87,6 +89,19 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
                 self._uncoalesced.add(error.refused)
                 return
             self.partitions[error.refused].halt(REJECTED, str(error))
+
+    def _without_history(self, unavailable: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
+        """The copies whose partition of the history takes nothing; none where that is the only one of the lane."""
+        transactions, topic = self._transactions, self.config.history_topic
+        if transactions is None:
+            return {}
+        writers = (tp for tp, partition in self.partitions.items() if partition.keeps_history)
+        places = {tp: (topic, mirror_lane_of(*tp, transactions.histories)) for tp in writers}
+        if len(set(places.values())) < 2:
+            return {}
+        return {
+            tp: f"{topic}-{at[1]}, its history: {unavailable[at]}" for tp, at in places.items() if at in unavailable
+        }
 
     def stopped(self) -> None:
         self._refuse_resumes(f"lane {self.number} is stopped: {self.why}")

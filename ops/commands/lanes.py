@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaProducer, errors
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.config import load as load_gateway
 from logferry.gateway.contract.delivery_state import DeliveryState, UnitKey
+from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.mirror_state import MirrorCheckpoint, partition_of_key
 from logferry.gateway.contract.source_state import RECEIPT_KIND, Receipt, SourceState, source_of_record
 from logferry.gateway.contract.upload_state import UPLOAD_KIND, UploadState
@@ -153,7 +154,7 @@ async def _unreadable(config: _Configured, lane: int, offset: int) -> KafkaRecor
         _decode(config, record.key or b"", record.value)
     except (ValueError, struct.error):
         return record
-    is_gateway = isinstance(config, Config)
+    is_gateway = isinstance(config, Config) and record.key != COUNT_KEY
     what = "to forget its source: DELETE /v1/topics/TOPIC/sources/SOURCE" if is_gateway else "it stops no lane"
     raise CommandError(f"the record at offset {offset} can be decoded; {what}")
 
@@ -162,7 +163,9 @@ def _decode(config: _Configured, key: bytes, value: bytes | None) -> None:
     """Raises ValueError or struct.error. A record without a value stops no lane: a fence writes such a record."""
     if value is None:
         return
-    if isinstance(config, MirrorConfig):
+    if key == COUNT_KEY and not isinstance(config, DeliverConfig):
+        LaneCount.decode(value)
+    elif isinstance(config, MirrorConfig):
         partition_of_key(key)
         MirrorCheckpoint.decode(value)
     elif isinstance(config, DeliverConfig):

@@ -16,6 +16,7 @@ from typing import Final
 from logferry.gateway.contract.names import visible
 from logferry.ops.cli.options import command_parser
 from logferry.ops.cli.problems import UsageError
+from logferry.ops.doctor.callers import check_callers
 from logferry.ops.doctor.cluster import check_cluster
 from logferry.ops.doctor.host import check_cluster_network, check_gateway, check_host
 from logferry.ops.doctor.role import ROLES, Check, Cluster, Role, State, Unreadable, read_role
@@ -67,6 +68,7 @@ def diagnosis(files: Mapping[str, Path]) -> Iterator[Check]:
             continue
         yield Check("configuration", f"{name}: {path}", State.OK, "the service takes it")
         yield from check_host(role)
+        yield from check_callers(role)
         yield from _network(role)
         for cluster in role.clusters:
             yield from asyncio.run(_all(role, cluster))

@@ -134,7 +134,7 @@ def _own_certificate(subject: str, server: ssl.SSLContext, file: Path, host: str
             except ssl.SSLError as error:
                 return _refused_certificate(subject, error)
             other.write(out.read())
-    return _expiry(subject, mine.getpeercert() or {})
+    return expiry(subject, mine.getpeercert() or {})
 
 
 def _refused_certificate(subject: str, error: ssl.SSLError) -> Check:
@@ -143,10 +143,13 @@ def _refused_certificate(subject: str, error: ssl.SSLError) -> Check:
     return Check("certificates", subject, State.WRONG, text, remedy)
 
 
-def _expiry(subject: str, certificate: Any) -> Check:
+def expiry(subject: str, certificate: Any) -> Check:
+    """Of a certificate that TLS has decoded."""
     ends_s = ssl.cert_time_to_seconds(certificate["notAfter"])
     days = (ends_s - time.time()) / _DAY_S
     text = f"valid until {time.strftime('%Y-%m-%d', time.gmtime(ends_s))} ({days:.0f} days)"
+    if days < 0:
+        return Check("certificates", subject, State.WRONG, text, "issue a new certificate")
     if days < _DAYS:
         return Check("certificates", subject, State.WARNING, text, "issue a new certificate before that day")
     return Check("certificates", subject, State.OK, text)
@@ -235,7 +238,7 @@ def _connection(subject: str, host: str, port: int, context: ssl.SSLContext | No
             yield Check("ports", subject, State.OK, f"port {port} is open")
             if context is not None:
                 with context.wrap_socket(plain, server_hostname=host) as encrypted:
-                    yield _expiry(subject, encrypted.getpeercert() or {})
+                    yield expiry(subject, encrypted.getpeercert() or {})
     except ssl.SSLError as error:
         yield _refused_certificate(subject, error)
     except OSError as error:

@@ -101,6 +101,7 @@ class Role:
     folders: Sequence[tuple[str, Path]] = ()
     secrets: Sequence[Path] = field(default=())
     tokens: Sequence[TokenSettings] = ()
+    worker_key: Path | None = None
     needs_java: bool = False
 
 
@@ -127,8 +128,11 @@ def _service(config: ServiceConfig, clusters: Sequence[Cluster], **more: Any) ->
     secrets = [path for cluster in clusters for path in _secrets(cluster.kafka)]
     if config.tls is not None:
         secrets.append(config.tls.key)
+    if config.worker_key_file is not None:
+        secrets.append(config.worker_key_file)
     host = config.advertised_host or config.host
-    return Role(config.service, clusters, tls=config.tls, host=host, secrets=secrets, tokens=config.tokens, **more)
+    more |= {"secrets": secrets, "tokens": config.tokens, "worker_key": config.worker_key_file}
+    return Role(config.service, clusters, tls=config.tls, host=host, **more)
 
 
 def _own_topics(state_topic: str) -> tuple[TopicRights, ...]:

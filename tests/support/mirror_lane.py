@@ -170,7 +170,7 @@ class MirrorWorld:
     ``fails``: called with each part that is to be written; what it raises, the producer raises.
     """
 
-    def __init__(self, partitions: int = 2, **settings: Any) -> None:
+    def __init__(self, partitions: int = 2, number: int = 0, **settings: Any) -> None:
         kafka = {"bootstrap_servers": "k:9092"}
         given = {"dc": "dc2", "kafka": kafka, "remote": [{"dc": "dc1", "kafka": kafka}], "lanes": 1, **settings}
         self.config = MirrorConfig.model_validate(given)
@@ -187,7 +187,7 @@ class MirrorWorld:
         self.producers: list[MemoryProducer] = []
         self.before: list[Any] = []
         self.lane = MirrorLane(
-            number=0,
+            number=number,
             confirm_ownership=self._confirm,
             config=self.config,
             kafka=self.here,

@@ -140,7 +140,8 @@ IO = ("asyncio", "aiohttp", "socket", "subprocess", "threading", "time", "random
 PURE = (
     *("gateway.contract", "gateway.kafka.types", "gateway.kafka.record_batch", "gateway.kafka.record_requests"),
     *("gateway.access.rights", "gateway.admin_log.records", "gateway.service.lane_states"),
-    *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.http.request", "gateway.http.shared_limits"),
+    *("gateway.lanes.transaction", "gateway.lanes.dedup", "gateway.lanes.source_index"),
+    *("gateway.http.request", "gateway.http.shared_limits", "gateway.http.shares"),
     *("gateway.lanes.receipts", "gateway.lanes.resolution", "gateway.lanes.uploads"),
     *("gateway.receivers.bulk", "gateway.receivers.hec"),
     *("gateway.receivers.otlp", "gateway.receivers.otlp_protobuf"),

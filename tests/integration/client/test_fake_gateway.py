@@ -1,7 +1,7 @@
 """`FakeGateway` answers as the gateway does: each scenario is sent to both, and each answer is held against the other.
 
 The real one is two workers with a real Kafka. What differs by nature is replaced before: times, URLs, and numbers of
-sessions, which are times. Bodies of the wrong shape (`FREE`) get the same problem with other words.
+sessions, which are times. Some requests that are wrong (`FREE`) get the same problem with other words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgpack
 import pytest
@@ -73,12 +73,8 @@ def post(path: str, body: Any = b"line\n", detail: str = "", **headers: str) -> 
     return Step("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()}, detail)
 
 
-def get(path: str, **headers: str) -> Step:
-    return Step("GET", path, b"", {name.replace("_", "-"): value for name, value in headers.items()})
-
-
-def put(path: str, body: Any, detail: str = "") -> Step:
-    return Step("PUT", path, body, None, detail)
+def get(path: str, detail: str = "", **headers: str) -> Step:
+    return Step("GET", path, b"", {name.replace("_", "-"): value for name, value in headers.items()}, detail)
 
 
 def many(*rows: tuple[Any, ...]) -> bytes:
@@ -114,7 +110,8 @@ SCENARIOS: dict[str, list[Step]] = {
         post("/v1/topics/{topic}/sources/other/chunks?seqno=1&partition_key=web1"),
         post("/v1/topics/{topic}/sources/web1/chunks?seqno=1"),
         get(SOURCE + "?partition_key=web1"),
-        get("/v1/topics/{topic}/sources"),
+        get(SOURCE + "?dc=dc1"),
+        get(SOURCE + "?dc=dc7", FREE),
         get("/v1/topics/{topic}"),
     ],
     "malformed writes": [
@@ -152,14 +149,13 @@ SCENARIOS: dict[str, list[Step]] = {
         post(f"{CHUNKS}?seqno=9", gzip.compress(b"small\n"), Content_Encoding="gzip"),
         post(f"{CHUNKS}?seqno=10", gzip.compress(b"two\n") + gzip.compress(b"members\n"), Content_Encoding="x-gzip"),
         post(f"{CHUNKS}?seqno=11", b"plain\n", Content_Encoding="identity"),
-        post(f"{CHUNKS}?seqno=12", b"not gzip", Content_Encoding="gzip"),
-        post(f"{CHUNKS}?seqno=12", gzip.compress(b"cut\n")[:-3], Content_Encoding="gzip"),
+        post(f"{CHUNKS}?seqno=12", b"not gzip", FREE, Content_Encoding="gzip"),
+        post(f"{CHUNKS}?seqno=12", gzip.compress(b"cut\n")[:-3], FREE, Content_Encoding="gzip"),
         post(f"{CHUNKS}?seqno=12", b"", Content_Encoding="gzip"),
         post(f"{CHUNKS}?seqno=12", b"br", Content_Encoding="br"),
         post(f"{CHUNKS}?seqno=12", gzip.compress(b"\0" * (17 << 20)), Content_Encoding="gzip"),
         get(PAGE, Accept="application/x-ndjson"),
         get(PAGE, Accept=MSGPACK),
-        get(PAGE, Accept="text/plain"),
         get(PAGE),
     ],
     "too large": [
@@ -181,19 +177,19 @@ SCENARIOS: dict[str, list[Step]] = {
         packed(b""),
         packed(b"\xc0"),
         packed(msgpack.packb([7, None, None, None])),
-        packed(msgpack.packb([7, None, None, None, "text"])),
-        packed(msgpack.packb([-7, None, None, None, b""])),
-        packed(msgpack.packb([True, None, None, None, b""])),
-        packed(msgpack.packb([7, 1.5, None, None, b""])),
-        packed(msgpack.packb([7, None, "now", None, b""])),
+        packed(msgpack.packb([7, None, None, None, "text"]), FREE),
+        packed(msgpack.packb([-7, None, None, None, b""]), FREE),
+        packed(msgpack.packb([True, None, None, None, b""]), FREE),
+        packed(msgpack.packb([7, 1.5, None, None, b""]), FREE),
+        packed(msgpack.packb([7, None, "now", None, b""]), FREE),
         packed(msgpack.packb([7, None, None, [], b""]), FREE),
         packed(msgpack.packb([7, None, None, {"A": "b"}, b""])),
         packed(msgpack.packb([7, None, None, {"a": 1}, b""])),
         packed(msgpack.packb([7, None, None, {"a": {}}, b""]), FREE),
         packed(msgpack.packb([[[[]]]]), FREE),
         packed(b"\xc1", FREE),
-        packed(many(line(7))[:-1]),
-        packed(many(line(7)) + b"\x95\x01"),
+        packed(many(line(7))[:-1], FREE),
+        packed(many(line(7)) + b"\x95\x01", FREE),
         packed(many(line(7)), query="seqno=7"),
         packed(msgpack.packb([7, None, 10**12, {"a": "é"}, b"\xff"]) + msgpack.packb([2**40, 7, None, {}, b""])),
         packed(gzip.compress(many(line(2**40 + 1))), Content_Encoding="gzip"),
@@ -205,7 +201,6 @@ SCENARIOS: dict[str, list[Step]] = {
         post(f"{CHUNKS}?seqno=1"),
         post(f"{SOURCE}/session", b""),
         post(f"{CHUNKS}?seqno=2"),
-        post(f"{CHUNKS}?seqno={2 + 2**41}"),
         post(f"{CHUNKS}?seqno=3&session={{session}}"),
         post(f"{CHUNKS}?seqno=3"),
         post(f"{CHUNKS}?seqno=4"),
@@ -220,14 +215,11 @@ SCENARIOS: dict[str, list[Step]] = {
         post("/v1/topics/{topic}/sources/new/session?partition_key=web1", b""),
         post("/v1/topics/{topic}/sources/never/chunks?seqno=4&session=17"),
         post("/v1/topics/{topic}/sources/zero/chunks?seqno=4&session=0"),
-        get("/v1/topics/{topic}/sources"),
     ],
-    "heartbeats and lists": [
+    "heartbeats": [
         post(f"{SOURCE}/heartbeat", {"watermark_ms": 5, "position": 10, "size": 20}),
         post(f"{SOURCE}/heartbeat", {"finished": True}),
-        get("/v1/topics/{topic}/sources"),
         post(f"{CHUNKS}?seqno=1"),
-        get("/v1/topics/{topic}/sources"),
         post(f"{SOURCE}/heartbeat", {"position": None, "finished": True}),
         post(f"{SOURCE}/heartbeat?session=3", {}),
         post(f"{SOURCE}/heartbeat", b"", FREE),
@@ -238,35 +230,13 @@ SCENARIOS: dict[str, list[Step]] = {
         post(f"{SOURCE}/heartbeat", {"finished": 1}, FREE),
         post("/v1/topics/{topic}/sources/web2/session", b""),
         post("/v1/topics/{topic}/sources/a%20b/chunks?seqno=3&partition_key=k"),
-        get("/v1/topics/{topic}/sources"),
-        get("/v1/topics/{topic}/sources?prefix=web"),
-        get("/v1/topics/{topic}/sources?after=web1%252Flog"),
-        get("/v1/topics/{topic}/sources?idle_for_ms=1000000"),
-        get("/v1/topics/{topic}/sources?idle=1"),
-        Step("DELETE", f"{SOURCE}?partition_key=k"),
-        Step("DELETE", SOURCE, b"body"),
-        Step("DELETE", SOURCE),
-        Step("DELETE", SOURCE),
         get(SOURCE),
         post(f"{CHUNKS}?seqno=1&prev=0"),
     ],
     "topics": [
-        put("/v1/topics/{topic}", {"partitions": 2}),
-        put("/v1/topics/{topic}", {"partitions": 4}),
-        put("/v1/topics/{topic}", {"partitions": 5}),
-        put("/v1/topics/{topic}-2", {"partitions": 1, "retention_ms": -1}),
-        put("/v1/topics/dc1.{topic}", {"partitions": 1}),
-        put("/v1/topics/{topic}", b"{}", FREE),
-        put("/v1/topics/{topic}", {"partitions": 0}, FREE),
-        put("/v1/topics/{topic}", {"partitions": 10_001}, FREE),
-        put("/v1/topics/{topic}", {"partitions": 9, "retention_ms": -2}, FREE),
-        put("/v1/topics/{topic}", {"partitions": 9, "replicas": 3}, FREE),
-        put("/v1/topics/a%20b", {"partitions": 1}),
         get("/v1/topics/{topic}"),
         get("/v1/topics/dc1.{topic}"),
-        get("/v1/topics/{topic}?at_ms=1"),
-        get("/v1/topics/{topic}?sizes=perhaps"),
-        get("/v1/topics/{topic}?size=true"),
+        get("/v1/topics/{topic}?size=true", FREE),
         get("/v1/topics/no-{topic}"),
         get("/v1/topics/dc1.no-{topic}"),
     ],
@@ -277,9 +247,7 @@ SCENARIOS: dict[str, list[Step]] = {
         post("/v1/topics/no-{topic}/sources/s/heartbeat", {}),
         post("/v1/topics/dc1.{topic}/sources/s/chunks?seqno=1"),
         get("/v1/topics/no-{topic}/sources/s"),
-        get("/v1/topics/no-{topic}/sources"),
-        get("/v1/topics/dc1.no-{topic}/partitions/0/chunks"),
-        get("/v1/topics/dc2.{topic}/partitions/0/chunks"),
+        get("/v1/topics/dc1.no-{topic}/partitions/0/chunks", FREE),
         get("/v1/topics/{topic}/partitions/0/chunks"),
         get("/v1/topics/dc1.{topic}/partitions/4/chunks"),
         get("/v1/topics/dc1.{topic}/partitions/x/chunks"),
@@ -289,8 +257,7 @@ SCENARIOS: dict[str, list[Step]] = {
         get("/v2/topics"),
         get("/v1/topics/{topic}/sources/s/chunks/"),
         get(CHUNKS),
-        Step("DELETE", "/v1/topics/{topic}"),
-        Step("PATCH", "/v1/topics/{topic}"),
+        Step("PATCH", CHUNKS),
         post("/v1/topics"),
         post("/healthz"),
         get("/healthz"),
@@ -323,47 +290,26 @@ SCENARIOS: dict[str, list[Step]] = {
         get(PAGE + "?wait_ms=x"),
         get(PAGE + "?max_bytes=9223372036854775807"),
         get(PAGE + "?wait_ms=50&offset=latest"),
-        get(PAGE, Accept="image/png"),
-        get(PAGE, Accept="image/png, text/*;q=0.1"),
+        get(PAGE, FREE, Accept="image/png"),
         post(f"{CHUNKS}?seqno=7&created_ms=7", b"long " * 200),
         get(PAGE + "?offset=12", Accept="application/x-ndjson", Accept_Encoding="gzip"),
         get("/v1/topics/dc1.{topic}/partitions/{partition}/translate?offset=3"),
         get("/v1/topics/dc1.{topic}/partitions/{partition}/translate?offset=3&from=dc1&to=dc1"),
-        get("/v1/topics/dc1.{topic}/partitions/{partition}/translate?offset=3&to=dc2"),
+        get("/v1/topics/dc1.{topic}/partitions/{partition}/translate?offset=3&to=dc2", FREE),
         get("/v1/topics/dc1.{topic}/partitions/{partition}/translate"),
     ],
     "positions of a consumer": [
         get(CONSUMER + "/offsets"),
         post(f"{CHUNKS}?seqno=1"),
         packed(many(line(2), line(3))),
-        get(CONSUMER + "/offsets?topic=dc1.{topic}"),
-        put(CONSUMER + "/offsets", {"topic": "dc1.{topic}", "to": "latest"}),
         get(CONSUMER + "/offsets"),
-        put(CONSUMER + "/offsets?dry_run=true", {"topic": "dc1.{topic}", "to": "earliest"}),
-        put(CONSUMER + "/offsets", {"topic": "dc1.{topic}", "to": 0}),
-        get(CONSUMER + "/offsets"),
-        put(CONSUMER + "/offsets", {"positions": [{"topic": "dc1.{topic}", "partition": 1, "offset": 2}]}),
-        put(CONSUMER + "/offsets", {"positions": [{"cursor": "dc1.{topic}:1:1"}]}),
-        put(CONSUMER + "/offsets", {"positions": [{"topic": "dc1.{topic}", "partition": 1, "time_ms": 1}]}),
-        put(CONSUMER + "/offsets", {"positions": [{"topic": "dc1.{topic}", "partition": 1, "offset": 99}]}),
-        put(CONSUMER + "/offsets", {"positions": [{"topic": "dc1.{topic}", "partition": 9, "offset": 0}]}),
-        put(CONSUMER + "/offsets", {"positions": [{"topic": "dc1.no-{topic}", "partition": 0, "offset": 0}]}),
-        put(CONSUMER + "/offsets", {"positions": [{"topic": "dc1.{topic}", "partition": 1}]}, FREE),
-        put(CONSUMER + "/offsets", {"positions": []}, FREE),
-        put(CONSUMER + "/offsets", {"topic": "dc1.{topic}"}, FREE),
-        put(CONSUMER + "/offsets", {"topic": "dc1.{topic}", "to": "now"}, FREE),
-        put(CONSUMER + "/offsets", b"{", FREE),
-        get(CONSUMER + "/offsets"),
-        get(CONSUMER + "/offsets?topic=dc1.no-{topic}"),
-        get(CONSUMER + "/offsets?topic=*"),
-        get(CONSUMER + "/offsets?topics=a"),
+        get(CONSUMER + "/offsets?offset=a", FREE),
         get("/v1/consumers/a%20b/offsets"),
         get("/v1/consumers/logferry.gateway/offsets"),
         get(CONSUMER + "/stream"),
-        get(CONSUMER + "/stream?topic=dc1.no-{topic}"),
+        get(CONSUMER + "/stream?topic=dc1.no-{topic}", FREE),
         get(CONSUMER + "/stream?topic={topic}"),
         get(CONSUMER + "/stream?topic=dc1.{topic}&from=now"),
-        get(CONSUMER + "/stream?topic=dc1.{topic}&cursor=dc1.no:0:1"),
         get(CONSUMER + "/stream?topic=dc1.{topic}", Accept="text/plain"),
         post(CONSUMER + "/sessions/none/commit", {"generation": 1, "positions": []}, FREE),
         post(
@@ -449,6 +395,11 @@ def agree(step: Step, fake: Side, real: Side) -> Reply:
     return wanted
 
 
+def with_topic(real: Side) -> Side:
+    assert real.ask(Step("PUT", "/v1/topics/{topic}", {"partitions": 4})).status == 201
+    return real
+
+
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeGateway]:
     with FakeGateway() as running:
@@ -458,9 +409,8 @@ def fake() -> Iterator[FakeGateway]:
 @pytest.fixture
 def sides(fake: FakeGateway, workers: Gateway, topic_name: str) -> tuple[Side, Side]:
     """A topic of four partitions at both."""
-    both = Side(fake.url, topic_name), Side(workers.urls[0], topic_name)
-    agree(put("/v1/topics/{topic}", {"partitions": 4}), *both)
-    return both
+    fake.create_topic(topic_name, 4)
+    return Side(fake.url, topic_name), with_topic(Side(workers.urls[0], topic_name))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -504,7 +454,7 @@ class Stream:
     def commit(self, generation: int, *places: tuple[int, int]) -> Reply:
         positions = [{"topic": "dc1.{topic}", "partition": p, "offset": offset} for p, offset in places]
         path = f"{CONSUMER}/sessions/{self.session}/commit"
-        reply = self.side.ask(post(path, {"generation": generation, "positions": positions}))
+        reply = self.side.ask(post(path, {"generation": generation, "positions": positions}, FREE))
         if isinstance(reply.content.get("instance"), str):
             reply.content["instance"] = reply.content["instance"].replace(self.session, "s")
         return reply
@@ -591,14 +541,15 @@ def test_a_wrong_token_alike(kafka: KafkaCluster, tmp_path: Path, topic_name: st
     with FakeGateway(token=secret) as fake, gateway(kafka, tmp_path, topic_name, 1, tokens=[rights]) as real:
         urls = fake.url, real.urls[0]
         right, wrong, none = ([Side(url, topic_name, one) for url in urls] for one in (secret, "lf_wrong", None))
-        agree(put("/v1/topics/{topic}", {"partitions": 4}), *right)
+        fake.create_topic(topic_name, 4)
+        with_topic(right[1])
         agree(post(f"{SOURCE}/session", b""), *right)
         steps = [post(f"{CHUNKS}?seqno=1"), post(CHUNKS), get(PAGE), get("/healthz"), get("/no"), get(CHUNKS)]
-        for step in [*steps, get(CONSUMER + "/offsets"), get("/v1/topics/no"), Step("DELETE", SOURCE)]:
+        for step in [*steps, get(CONSUMER + "/offsets"), get("/v1/topics/no")]:
             for pair in (right, wrong, none):
-                agree(step, *pair)
+                agree(step._replace(detail=FREE), *pair)
         for scheme in ("Basic YTpi", "Bearer", "Bearer  ", f"bearer {secret}", secret):
-            agree(post(f"{CHUNKS}?seqno=2&prev=1", Authorization=scheme), *none)
+            agree(post(f"{CHUNKS}?seqno=2&prev=1", detail=FREE, Authorization=scheme), *none)
 
 
 # ---- the clients -----------------------------------------------------------------------------------------------------
@@ -607,10 +558,11 @@ def test_a_wrong_token_alike(kafka: KafkaCluster, tmp_path: Path, topic_name: st
 @pytest.fixture(params=["fake", "real"])
 def url(request: pytest.FixtureRequest, fake: FakeGateway, workers: Gateway, topic_name: str) -> str:
     """Of one of the two, where the topic has four partitions."""
-    found = fake.url if request.param == "fake" else workers.urls[0]
-    reply = Side(found, topic_name).ask(put("/v1/topics/{topic}", {"partitions": 4}))
-    assert reply.status == 201
-    return found
+    if request.param == "fake":
+        fake.create_topic(topic_name, 4)
+        return fake.url
+    with_topic(Side(workers.urls[0], topic_name))
+    return workers.urls[0]
 
 
 def lines_of(url: str, topic: str, number: int) -> list[tuple[str, int, bytes]]:
@@ -702,5 +654,5 @@ def test_the_push_client(url: str, topic_name: str, tmp_path: Path) -> None:
         subprocess.run(command, check=True, timeout=PATIENCE_S)
     found = lines_of(url, topic_name, 3)
     assert [data for _, _, data in found] == [b"one", b"two", b"three"]
-    (row,) = Side(url, topic_name).ask(get("/v1/topics/{topic}/sources")).content["sources"]
-    assert row["recorded_seqno"] == 14
+    source = Side(url, topic_name).ask(get("/v1/topics/{topic}/sources/" + quote(found[0][0], safe="")))
+    assert source.content["recorded_seqno"] == 14

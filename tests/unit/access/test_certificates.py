@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Worker:
             "listen": f"127.0.0.1:{self.port}",
             "tls": {**files, **tls},
             "worker_key_file": folder / "key",
-            "tokens": [{"name": "plain", "sha256": "0" * 64, "read": ["nginx"]}, entry],
+            "tokens": [{"name": "plain", "sha256": sha256(b"plain").hexdigest(), "read": ["nginx"]}, entry],
         }
         self.config = Config.model_validate(raw)
         assert self.config.tls is not None
@@ -67,10 +68,13 @@ class Worker:
         self.routes = Routes(self.gate)
         self.seen: list[Caller] = []
         self.waits: asyncio.Event | None = None
+        self.ends = asyncio.Event()
 
         async def handler(call: Call) -> web.StreamResponse:
             self.seen.append(call.caller)
-            if self.waits is not None:
+            if "X-Stream" in call.request.headers:
+                await self.ends.wait()
+            elif self.waits is not None:
                 await self.waits.wait()
             return json_response({"name": call.caller.name})
 
@@ -178,6 +182,68 @@ async def test_a_revoked_certificate_counts_no_more(made: tuple[Worker, Server])
         assert await worker.ask(goes) == revoked
         assert (await worker.ask(stays))[0] == 200
     finally:
+        for session in sessions:
+            await session.close()
+
+
+async def test_connections_without_a_certificate_end_where_one_is_required_now(made: tuple[Worker, Server]) -> None:
+    """Idle ones, those with a request under way, a stream, and those whose handshake has begun."""
+    worker, server = made
+    server._limits = server._limits.model_copy(update={"request_timeout_s": 0.5})
+    signed_by_callers = worker.callers.issue_cert("127.0.0.1")
+    signed_by_callers.cert_chain_pems[0].write_to_path(worker.folder / "worker.pem")
+    signed_by_callers.private_key_pem.write_to_path(worker.folder / "worker.key")
+    callers = CallerTls(worker.tls, worker.gate)
+    callers.server = server
+    certificate = worker.callers.issue_cert("web1.example")
+    sessions = [
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client(worker.authority, one)))
+        for one in (None, None, None, certificate)
+    ]
+    idle, writing, streaming, known = sessions
+    token = {"Authorization": "Bearer plain"}
+    # The first half of a handshake.
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    late = client(worker.authority, None).wrap_bio(theirs, ours, server_hostname="127.0.0.1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    with suppress(ssl.SSLWantReadError):
+        late.do_handshake()
+    writer.write(ours.read())
+    while True:
+        theirs.write(await reader.read(1 << 16))
+        with suppress(ssl.SSLWantReadError):
+            late.do_handshake()
+            break
+    try:
+        for one in sessions:
+            assert (await worker.ask_by(one, **({} if one is known else token)))[0] == 200
+        worker.waits = asyncio.Event()
+        under_way = asyncio.create_task(worker.ask_by(writing, **token))
+        stream = asyncio.create_task(worker.ask_by(streaming, **token, **{"X-Stream": "1"}))
+        while len(worker.seen) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        renewing = callers.read(worker.tls.model_copy(update={"client_certificates": "required"}))()
+        assert renewing is not None
+        await renewing
+        worker.waits.set()
+        assert (await under_way)[0] == 200, "what was admitted is answered"
+        async with asyncio.timeout(60):
+            assert (await stream)[0] == 0
+        for one in (idle, writing, streaming):
+            one._connector._ssl = client(worker.callers, None)  # type: ignore[union-attr]
+            assert await worker.ask_by(one, **token) == (0, "tlsv13 alert certificate required")
+        assert await worker.ask_by(known) == (200, "hosts:web1.example"), "its connection is still open"
+        writer.write(ours.read())
+        late.write(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer plain\r\n\r\n".encode())
+        writer.write(ours.read())
+        seen = len(worker.seen)
+        async with asyncio.timeout(20):
+            with suppress(ConnectionError):
+                await reader.read()
+        assert len(worker.seen) == seen
+    finally:
+        worker.ends.set()
+        writer.close()
         for session in sessions:
             await session.close()
 

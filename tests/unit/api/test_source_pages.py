@@ -17,7 +17,7 @@ from logferry.gateway.api.sources import SourcesApi, _sort_key, first_rows
 from logferry.gateway.contract.lane_count import COUNT_KEY, LaneCount
 from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.errors import Problem
-from logferry.gateway.lanes import source_order
+from logferry.gateway.lanes import source_index
 
 from tests.unit.lanes.test_lane_draft import serving_lane
 
@@ -57,7 +57,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return counting
 
     monkeypatch.setattr(SourceIdentity, "of_state_key", counted(SourceIdentity.of_state_key))
-    monkeypatch.setattr(source_order, "_place", counted(source_order._place))
+    monkeypatch.setattr(source_index, "_place", counted(source_index._place))
     return looked
 
 
@@ -90,10 +90,10 @@ IDS = st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_si
 def test_sources_are_in_the_order_of_their_sort_keys(
     one: tuple[str, str | None], other: tuple[str, str | None]
 ) -> None:
-    places = [source_order._place(SourceIdentity("dc1.t", key, name).state_key()) for name, key in (one, other)]
-    keys = [source_order.sort_key(*names) for names in (one, other)]
+    places = [source_index._place(SourceIdentity("dc1.t", key, name).state_key()) for name, key in (one, other)]
+    keys = [source_index.sort_key(*names) for names in (one, other)]
     assert (places[0] < places[1], places[0] == places[1]) == (keys[0] < keys[1], keys[0] == keys[1])
-    assert [source_order._start("dc1.t", key) for key in keys] == places
+    assert [source_index._start("dc1.t", key) for key in keys] == places
 
 
 async def test_a_page_costs_what_it_returns(looked_at: list[bytes]) -> None:
@@ -130,7 +130,7 @@ async def test_forgotten_sources_do_not_stay_in_the_order() -> None:
         add(lane, SourceIdentity("dc1.t", None, f"web{number:05}"), None)
     rows = await page_of([lane], "")
     assert [row["source_id"] for row in rows] == [f"web{number:05}" for number in range(9_990, 10_000, 2)]
-    assert len(lane._order._keys) == 5
+    assert len(lane._order._blocks) == 1
 
 
 async def test_sources_that_come_while_they_are_put_in_order_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from aiohttp.web import BaseRequest
 from logferry.gateway.api.sources import SourcesApi
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.admission import Admission, Quotas
+from logferry.gateway.http.admission import Admission
 from logferry.gateway.http.auth import Gate
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.router import Call, Routes
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal

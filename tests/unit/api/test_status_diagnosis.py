@@ -230,7 +230,7 @@ CASES: dict[str, tuple[ServiceStatus, list[Diagnosis]]] = {
     ),
     "a quota is hit": (
         service(worker(A, throttled=[THROTTLED]), worker(B)),
-        [Diagnosis(False, "the token web is over its quota", f"{A} refused 12 writes; the last 4 s ago")],
+        [Diagnosis(False, "the token web is over its quota", f"{A} refused 12 requests; the last 4 s ago")],
     ),
     "a young worker": (
         service(worker(A, started_ms=NOW_MS - 12_000), worker(B)),

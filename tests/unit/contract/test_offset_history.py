@@ -185,3 +185,9 @@ def test_each_partition_is_of_one_lane(lanes: int) -> None:
     for topic in ("dc1.nginx", "dc1.app", "x"):
         found = {number: lane for lane in range(lanes) for number in partitions_of_lane(topic, 10, lane, lanes)}
         assert found == {number: mirror_lane_of(topic, number, lanes) for number in range(10)}
+
+
+def test_a_lane_that_is_none_any_more_has_no_partitions() -> None:
+    """There were seven, and now there are three: lane 5 is not lane 2."""
+    found = [len(partitions_of_lane("dc1.nginx", 10, lane, 3)) for lane in range(7)]
+    assert (sum(found[:3]), found[3:]) == (10, [0, 0, 0, 0])

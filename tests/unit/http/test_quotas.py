@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logferry.gateway.config import Config
 from logferry.gateway.errors import Problem
-from logferry.gateway.http.admission import Quotas
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.limits import BURST_S, TokenBucket
 from logferry.gateway.metrics import REGISTRY
 from pydantic import ValidationError
@@ -186,3 +186,163 @@ def test_other_quotas_take_over() -> None:
 def test_refused_and_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError, match=named):
         config(**settings)
+
+
+# ---- requests, connections, reads --------------------------------------------------------------------------------
+
+KEYED = {"worker_key_file": "/etc/logferry/worker.key"}
+
+
+class Line:
+    """A connection of a caller."""
+
+    def __init__(self) -> None:
+        self.counted: Any = None
+        self.transport: Any = object()
+        self.on_lost: Any = None
+
+    def close(self) -> None:
+        self.transport = None
+        if self.on_lost is not None:
+            self.on_lost()
+
+
+def refuses(quotas: Quotas, name: str, line: Line | None = None) -> Problem:
+    with pytest.raises(Problem) as caught:
+        quotas.take_request(name, line)
+    assert caught.value.kind == "quota"
+    return caught.value
+
+
+def test_requests_are_counted_by_entry() -> None:
+    clock = Clock()
+    quotas = Quotas(config(**KEYED, tokens=[token("a", "0", requests_per_s=10), token("b", "1")]), clock)
+    assert quotas.is_active
+    for number in range(10):
+        quotas.take_request(f"a:web{number}.example", None)
+    problem = refuses(quotas, "a")
+    assert problem.detail == "the token a is over its quota of 10 requests a second"
+    assert not problem.ends_connection
+    for _ in range(100):
+        quotas.take_request("b", None)
+        refuses(quotas, "a")
+    clock.now_s += 0.5
+    for _ in range(5):
+        quotas.take_request("a", None)
+    refuses(quotas, "a")
+    # Writes have a quota of their own.
+    quotas.take("a", "dc1.x", 1 << 30, 1 << 30)
+    assert {key[2] for key in quotas.shared.report({"other"}).usage} == {"requests"}
+
+
+def test_connections_are_counted_until_they_are_closed() -> None:
+    clock = Clock()
+    quotas = Quotas(config(**KEYED, tokens=[token("a", "0", connections=3), token("b", "1")]), clock)
+    lines = [Line() for _ in range(4)]
+    for line in lines[:3]:
+        for _ in range(5):
+            quotas.take_request("a", line)
+    problem = refuses(quotas, "a", lines[3])
+    assert problem.detail == "the token a is over its quota of 3 connections"
+    assert problem.ends_connection
+    lines[3].close()
+    # Of two tokens on one connection the latest counts.
+    quotas.take_request("b", lines[0])
+    quotas.take_request("a", line := Line())
+    assert refuses(quotas, "a", lines[0]).ends_connection
+    for one in (*lines, line):
+        one.close()
+        one.close()
+    assert [quotas.shared.count("a", 3).open, quotas.shared.count("b", None).open] == [0, 0]
+    # The request of a caller that has gone meanwhile.
+    quotas.take_request("a", lines[1])
+    assert quotas.shared.count("a", 3).open == 0
+
+
+def test_a_lower_limit_ends_connections_with_their_next_request() -> None:
+    quotas = Quotas(config(**KEYED, tokens=[token("a", "0", connections=100)]), Clock())
+    lines = [Line() for _ in range(100)]
+    for line in lines:
+        quotas.take_request("a", line)
+    quotas.replace(config(**KEYED, tokens=[token("a", "0", connections=30)]))
+    ended = 0
+    for line in lines:
+        try:
+            quotas.take_request("a", line)
+        except Problem as problem:
+            ended += problem.ends_connection
+    assert ended == 70
+    quotas.replace(config(tokens=[token("a", "0")]))
+    for _ in range(100):
+        quotas.take_request("a", Line())
+
+
+def test_thousands_of_connections_closed_at_once_leave_nothing() -> None:
+    clock = Clock()
+    quotas = Quotas(config(**KEYED, tokens=[token("a", "0", connections=5000)]), clock)
+    lines = [Line() for _ in range(5000)]
+    for line in lines:
+        quotas.take_request("a", line)
+    refuses(quotas, "a", Line())
+    for line in lines:
+        line.close()
+    assert quotas.shared.report({"other"}).usage["token", "a", "connections"].taken == 0
+    clock.now_s += 10
+    assert not quotas.shared.report({"other"}).usage
+    assert not quotas.shared._counts
+
+
+def test_what_a_read_takes_is_known_after_it() -> None:
+    clock = Clock()
+    quotas = Quotas(config(tokens=[token("a", "0", read_bytes_per_s=1_000_000), token("b", "1")]), clock)
+    assert quotas.reads("b") is None
+    assert quotas.reads(None) is None
+    quota = quotas.reads("a:alice")
+    assert quota is not None
+    # Several at the same time leave each other something, and give back what they did not find.
+    held = [quota.hold(1 << 30, 1000) for _ in range(20)]
+    assert held[0] == 250_000
+    assert held == sorted(held, reverse=True)
+    assert sum(held) < 1_000_000
+    for one in held:
+        quota.settle(one, 0)
+    assert quota.hold(1 << 30, 1000) == 250_000
+    quota.settle(250_000, 3_000_000)
+    assert quota.wait_s() == pytest.approx(2.0)
+    with pytest.raises(Problem, match="1e\\+06 bytes read a second") as caught:
+        quota.hold(1, 1)
+    assert caught.value.retry_after_s == pytest.approx(2.0)
+    clock.now_s += 2.5
+    assert quota.hold(1 << 30, 1000) == 125_000
+    assert quotas.shared.report({"other"}).usage["token", "a", "read bytes"].taken == 3_000_000
+    # Another configuration counts at once, also for a stream that runs.
+    quotas.replace(config(tokens=[token("a", "0", read_bytes_per_s=10)]))
+    quota.settle(0, 100)
+    assert quota.wait_s() == pytest.approx(19.0), "half of it, of two workers"
+    quotas.replace(config(tokens=[token("a", "0")]))
+    assert quota.wait_s() == 0
+    assert quota.hold(1 << 30, 1) == 1 << 30
+    quota.settle(1 << 30, 1 << 30)
+
+
+@pytest.mark.parametrize("quota", [{"requests_per_s": 1}, {"connections": 1}])
+def test_what_is_counted_where_it_arrives_needs_the_key_of_the_workers(quota: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="worker_key_file: is needed, since a has requests_per_s or connections"):
+        config(tokens=[token("a", "0", **quota)])
+
+
+def test_workers_that_are_not_heard_are_in_the_status_where_there_are_quotas() -> None:
+    clock = Clock()
+    with_quotas, without = Quotas(config(quotas=[{"topic": "*", "bytes_per_s": 1}]), clock), Quotas(config(), clock)
+    for quotas in (with_quotas, without):
+        quotas.shared.report({"other"})
+    assert with_quotas.warnings() == []
+    clock.now_s += 11
+    for quotas in (with_quotas, without):
+        quotas.shared.report({"other"})
+    [warning] = with_quotas.warnings()
+    assert warning.partition(": ")[2] == "look for quota_usage_failed in their logs"
+    assert without.warnings() == []
+    for _ in range(2):
+        with_quotas.shared.report(())
+    assert with_quotas.warnings() == []

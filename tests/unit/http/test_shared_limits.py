@@ -9,15 +9,9 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logferry.gateway.http.shared_limits import (
-    INTERVAL_S,
-    SILENT_S,
-    LimitUsage,
-    QuotaReport,
-    SharedLimit,
-    SharedLimits,
-    fair_part,
-)
+from logferry.gateway.http import shared_limits
+from logferry.gateway.http.shared_limits import SILENT_S, QuotaReport, SharedLimits
+from logferry.gateway.http.shares import INTERVAL_S, LimitUsage, Share, SharedCount, SharedLimit, fair_part
 
 LIMIT = 1000.0
 _STEP_S = 0.02
@@ -38,6 +32,8 @@ class Worker:
     demand: Demand
     next_report_s: float
     owed: float = 0.0
+    request: float = _REQUEST
+    count: SharedCount | None = None
 
 
 class Model:
@@ -96,11 +92,12 @@ class Model:
 
     def _ask(self, worker: Worker) -> None:
         wanted = worker.demand(self.now_s) * LIMIT
-        worker.owed = min(worker.owed + wanted * _STEP_S, max(wanted, _REQUEST)) if wanted else 0.0
-        while worker.owed >= _REQUEST and worker.limit.wait_s(self.now_s) == 0:
-            worker.owed -= _REQUEST
-            worker.limit.take(_REQUEST)
-            self.taken.append((self.now_s, worker.name, _REQUEST))
+        request = worker.request
+        worker.owed = min(worker.owed + wanted * _STEP_S, max(wanted, request)) if wanted else 0.0
+        while worker.owed >= request and worker.limit.wait_s(self.now_s) == 0:
+            worker.owed -= request
+            worker.limit.take(request)
+            self.taken.append((self.now_s, worker.name, request))
 
     def rate(self, seconds: float, name: str | None = None) -> float:
         """What was taken in the last seconds, as a part of the limit."""
@@ -115,6 +112,46 @@ class Model:
             level = max(0.0, level - (at_s - before_s) * LIMIT * slack) + amount
             before_s, worst = at_s, max(worst, level)
         return worst / LIMIT
+
+
+class Connections(Model):
+    """Connections in place of a rate: ``demand`` is how many the callers of a worker try to have, as a part of the
+    limit, again and again; where it falls, they close the rest at once."""
+
+    def __init__(self, seed: int, limit: int, lost: float = 0.0, late_s: float = 0.2) -> None:
+        super().__init__(seed, lost, late_s)
+        self.number, self.open_most = limit, 0
+        self.above_since_s, self.above_most_s = self.now_s, 0.0
+
+    def _ask(self, worker: Worker) -> None:
+        wanted, count = int(worker.demand(self.now_s) * self.number), worker.count
+        if count is None or not count.open:
+            if not wanted:
+                return
+            count = worker.count = worker.limits.count("a", self.number)
+        while count.is_too_many():
+            count.open -= 1
+        while count.open < wanted and count.enter(self.now_s):
+            pass
+        if count.open > wanted:
+            count.open = wanted
+            worker.limits.drop_unused(count)
+        self.open_most = max(self.open_most, self.open)
+        above = self.open > self.number + len(self.workers)
+        self.above_since_s = self.above_since_s if above else self.now_s
+        self.above_most_s = max(self.above_most_s, self.now_s - self.above_since_s)
+
+    @property
+    def open(self) -> int:
+        return sum(worker.count.open for worker in self.workers if worker.count is not None)
+
+
+def in_turn(worker: int, number: int, pause_s: float) -> Demand:
+    return lambda now_s: 9.0 if int(now_s / pause_s) % number == worker else 0.0
+
+
+def after(begin_s: float, part: float) -> Demand:
+    return lambda now_s: part if now_s > begin_s else 0.0
 
 
 def steady(part: float) -> Demand:
@@ -181,13 +218,28 @@ def test_no_demand_takes_more_than_the_limit_in_the_long_run(seed: int, lost: fl
 @pytest.mark.parametrize("number", [2, 4])
 def test_the_long_run_holds_also_where_the_shares_do_not(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all have taken counts for each of them: a wrong share is a matter of moments."""
-    monkeypatch.setattr(SharedLimit, "divide", lambda limit, *_: limit.set_share(LIMIT, 1000.0))
+    monkeypatch.setattr(Share, "divide", lambda *_: LIMIT)
     model = Model(1, 0.1, 0.5)
     for worker in range(number):
         model.add(str(worker), steady(9))
     model.run(20)
     model.run(60)
     assert 0.9 <= model.rate(60) <= 1.1
+
+
+@pytest.mark.parametrize(("number", "request_s", "pause_s"), [(2, 20, 6.5), (4, 5, 2.0), (4, 20, 6.5), (8, 5, 2.0)])
+def test_large_requests_to_one_worker_after_another_are_no_way_around(
+    number: int, request_s: int, pause_s: float
+) -> None:
+    """Each of them is worth many seconds of the limit: the debt counts at all workers."""
+    model = Model(1, 0.1, 0.5)
+    for name in range(number):
+        worker = model.add(str(name), in_turn(name, number, pause_s))
+        worker.request = request_s * LIMIT
+    model.run(300)
+    assert 0.7 <= model.rate(240) <= 1.05
+    # Each worker may take one before it hears of the others'.
+    assert model.most_above(1.0) <= BURST_S + number * request_s
 
 
 @pytest.mark.parametrize("number", [2, 4])
@@ -271,10 +323,13 @@ def test_a_report_again_or_of_a_restarted_worker_charges_nothing() -> None:
     assert heard(50_060) == 40
     assert heard(10) == 40
     assert heard(30) == 20
-    # What comes at once does not stop it for long.
+    # A large request is a debt of all workers; what comes at once after a silence does not stop this one for long.
+    assert heard(530) == -480
+    now_s += SILENT_S + 10
     assert heard(10_000) == -200
     limit.take(1000)
-    assert heard(10_001) == -1200
+    now_s += SILENT_S + 1
+    assert heard(20_000) == pytest.approx(-750)
 
 
 def test_other_quotas_keep_the_sums() -> None:
@@ -285,7 +340,7 @@ def test_other_quotas_keep_the_sums() -> None:
     assert limit.share == 50
     assert limit.wait_s(100.0) == 0
     limit.take(70)
-    limits.clear()
+    limits.clear({})
     again = limits.make("token", "a", "bytes", 200)
     assert again.wait_s(100.0) == 0
     again.take(5)
@@ -302,3 +357,182 @@ def test_what_is_no_report(data: bytes) -> None:
 
 def test_a_silent_worker_is_one_that_was_not_heard_for_some_intervals() -> None:
     assert SILENT_S > 3 * INTERVAL_S
+
+
+# ---- connections -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("lost", "late_s"), NETWORKS)
+@pytest.mark.parametrize("limit", [1, 7, 100])
+@pytest.mark.parametrize("parts", [(9,), (9, 9), (0, 9), (0.3, 9), (9,) * 4, (0, 0, 0, 9), (*(0,) * 15, 9), (9,) * 16])
+def test_as_many_connections_as_the_limit_says(
+    parts: tuple[float, ...], limit: int, lost: float, late_s: float
+) -> None:
+    """Whatever worker they reach: one of sixteen gets all of them. They all come at once."""
+    model = Connections(6, limit, lost, late_s)
+    for number, part in enumerate(parts):
+        # Once all workers know of each other.
+        model.add(str(number), after(1002, part))
+    model.run(17)
+    assert model.open >= limit * min(1.0, sum(parts)) * 0.99 - 1
+    # From the start each has an equal part, of which the last one need not be whole.
+    most = limit if lost == 0 else 2 * limit
+    assert model.open_most <= most + len(parts) - 1
+
+
+@pytest.mark.parametrize(("lost", "late_s"), NETWORKS)
+@pytest.mark.parametrize("seed", range(8))
+def test_connections_that_jump_between_workers(seed: int, lost: float, late_s: float) -> None:
+    """All that a tenant can do: it opens and closes all of them where it likes, while workers die and come."""
+    model = Connections(seed, 100, lost, late_s)
+    choose, count = model.random, model.random.choice((2, 3, 4, 8))
+
+    def jumping() -> Demand:
+        levels = [choose.choice((0, 0, 0.3, 9)) for _ in range(400)]
+        pause_s = choose.choice((0.3, 0.9, 2.0, 7.0))
+        return lambda now_s: levels[int(now_s / pause_s) % 400]
+
+    for number in range(count):
+        model.add(str(number), jumping())
+    for number in range(12):
+        model.run(10)
+        if choose.random() < 0.3:
+            model.kill(choose.choice(model.workers))
+            model.run(choose.random() * 8)
+            model.add(f"later-{number}", jumping())
+    assert 50 <= model.open_most <= 200 + count
+    assert model.above_most_s <= 3, "what was too much is closed with its next request"
+    for worker in model.workers:
+        worker.demand = steady(0)
+    model.run(10)
+    assert model.open == 0
+    assert not any(worker.limits._counts or worker.limits._awake for worker in model.workers)
+
+
+def test_the_connections_of_a_worker_that_died_are_free_again() -> None:
+    model = Connections(1, 100)
+    first = model.add("first", steady(9))
+    model.add("second", steady(0))
+    model.run(15)
+    assert first.count is not None
+    assert first.count.open == 100
+    model.workers[1].demand = steady(9)
+    model.run(10)
+    assert model.open == 100, "what is open stays open, and counts at the others"
+    model.kill(first)
+    model.run(3)
+    assert model.open <= 50, "it may have lost its voice alone"
+    model.run(12)
+    assert model.open == 100
+
+
+def test_workers_that_hear_nobody_keep_an_equal_part_of_the_connections() -> None:
+    model = Connections(4, 100, lost=1.0)
+    for number in range(4):
+        model.add(str(number), after(1002, 9))
+    model.run(20)
+    assert [worker.count and worker.count.open for worker in model.workers] == [25] * 4
+    assert all("quota_usage_failed" in worker.limits.warnings()[0] for worker in model.workers)
+    model.lost = 0.0
+    model.run(2)
+    assert not any(worker.limits.warnings() for worker in model.workers)
+
+
+def test_another_limit_of_connections_counts_those_that_are_open() -> None:
+    now_s = 100.0
+    limits = SharedLimits(lambda: now_s)
+    limits.report({"other"})
+    count = limits.count("a", None)
+    assert all(count.enter(now_s) for _ in range(30))
+    assert ("token", "a", "connections") not in limits.report({"other"}).usage
+    limits.clear({"a": 20})
+    assert limits.report({"other"}).usage["token", "a", "connections"] == LimitUsage(30, 20)
+    assert not count.enter(now_s)
+    limits.clear({})
+    assert limits.count("a", None) is count
+    assert count.enter(now_s)
+
+
+# ---- many limits -------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_used_is_divided_and_published() -> None:
+    """100,000 tokens, of which few are used at a time: the work and the report are for these alone."""
+    now_s = 100.0
+    limits = SharedLimits(lambda: now_s)
+    limits.report({"other"})
+    for number in range(100_000):
+        limits.make("token", f"t{number}", "requests", 100)
+    used = limits.make("token", "used", "requests", 100)
+    assert used.wait_s(now_s) == 0
+    assert limits.report({"other"}).usage.keys() == {used.key}
+    for number in range(10_000):
+        count = limits.count(f"t{number}", 5)
+        assert count.enter(now_s)
+        count.open -= 1
+        limits.drop_unused(count)
+    limits.report({"other"})
+    now_s += 6
+    assert not limits.report({"other"}).usage
+    assert not limits._counts
+    assert not limits._awake
+
+
+def test_more_limits_than_a_report_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics take no room of tokens. Of what is not in the reports every worker has an equal part."""
+    monkeypatch.setattr(shared_limits, "_MOST", {"token": 2, "topic": 3})
+    now_s = 100.0
+    first, second = (SharedLimits(lambda: now_s) for _ in range(2))
+
+    def exchange() -> None:
+        for one, name, other, its in (first, "first", second, "second"), (second, "second", first, "first"):
+            report = QuotaReport.decode(one.report({its}).encode())
+            assert len(report.usage) <= 6
+            other.hear(name, report)
+
+    exchange()
+    topics = [first.make("topic", f"dc1.{number}", "bytes", 100) for number in range(50)]
+    token = first.make("token", "a", "bytes", 100)
+    there = second.make("topic", "dc1.49", "bytes", 100)
+    for _ in range(8):
+        now_s += 1
+        for limit in (*topics, token, there):
+            limit.wait_s(now_s)
+            limit.take(150)
+        exchange()
+    assert token.share == 100
+    # The report of the first has no room for it, so the second leaves it its part.
+    assert topics[49].share == there.share == 50
+    now_s += 20
+    exchange()
+    there.wait_s(now_s)
+    there.take(1000)
+    for _ in range(8):
+        now_s += 1
+        there.wait_s(now_s)
+        exchange()
+    assert there.share == 100
+
+
+def test_the_largest_report_is_a_message_that_kafka_takes() -> None:
+    limits = SharedLimits(lambda: 100.0)
+    limits.report({"other"})
+    for scope, name in ("token", "n" * 64), ("topic", "dc." + "n" * 246):
+        for number in range(5000):
+            made = limits.make(scope, f"{name[:-6]}{number:06}", "read bytes", 1e9)  # type: ignore[arg-type]
+            made.wait_s(100.0)
+            made.take(123456789012.345)
+    assert 300_000 < len(limits.report({"other"}).encode()) < 900_000
+
+
+def test_a_worker_that_starts_is_not_alone() -> None:
+    """Until it has seen the group it takes the workers of its host for all."""
+    limits = SharedLimits(lambda: 100.0, 4)
+    limit, count = limits.make("token", "a", "requests", 100), limits.count("a", 8)
+    assert limit.wait_s(100.0) == 0
+    assert limit.share == 25
+    assert sum(count.enter(100.0) for _ in range(8)) == 2
+    for _ in range(3):
+        limits.report(())
+    assert limit.share == 100
+    assert sum(count.enter(100.0) for _ in range(8)) == 6

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
+from logferry.gateway.api import read as read_module
 from logferry.gateway.api.read import ReadApi
 from logferry.gateway.config import Config
 from logferry.gateway.contract.chunk import Chunk, record_headers
+from logferry.gateway.contract.names import Cursor
 from logferry.gateway.errors import Problem
+from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.kafka.record_batch import FetchedRecords, KafkaRecord
 from logferry.gateway.limits import FairShare
+from logferry.gateway.reading.page import HeldBytes, ReadRequest
 
 from tests.unit.reading.test_read_limits import CONFIG, call
 
@@ -118,3 +123,74 @@ async def test_a_page_ends_where_the_room_does() -> None:
     answer: Any = await api.read(call(PATH, offset="0", max_bytes=str(8 * MIB)))
     assert 0 < int(answer.headers["X-Next-Offset"]) <= 200
     assert api.room.of_token("reader") == 0
+
+
+# ---- the quota of what is read -----------------------------------------------------------------------------------
+
+
+def limited(kafka: FakeKafka, bytes_per_s: int) -> tuple[ReadApi, Quotas]:
+    """With a quota of its caller, on a clock that stands."""
+    tokens = [{"name": "reader", "sha256": "0" * 64, "read": ["*"], "read_bytes_per_s": bytes_per_s}]
+    raw = {"dc": "dc1", "kafka": {"bootstrap_servers": "x:1"}, "tokens": tokens}
+    quotas = Quotas(Config.model_validate(raw), lambda: 1000.0)
+    return replace(api_of(kafka, 64 * MIB), quota_of=quotas.reads), quotas
+
+
+async def test_reads_at_once_set_aside_no_more_than_the_quota_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_module, "written", writing := AsyncMock())
+    kafka = FakeKafka(chunks=100_000)
+    api, quotas = limited(kafka, 4 * MIB)
+    reads = [asyncio.create_task(api.read(call(PATH, offset="1", max_bytes=str(8 * MIB)))) for _ in range(100)]
+    await settled(reads, kafka)
+    assert len(kafka.asked) > 10
+    assert sum(most for most, _ in kafka.asked) <= 4 * MIB + (64 << 10)
+    refused = [read.exception() for read in reads if read.done()]
+    assert {type(error) is Problem and error.kind for error in refused} == {"quota"}
+    kafka.let_go.set()
+    await asyncio.gather(*reads, return_exceptions=True)
+    # Only what was found is charged.
+    headers = [written.args[2] for written in writing.await_args_list]
+    chunks = sum(int(one["X-Next-Offset"]) - 1 for one in headers)
+    assert chunks > 100
+    limit = quotas._read_limit("reader")
+    assert limit is not None
+    assert limit.taken == chunks * 1024
+    assert limit._own.level == pytest.approx(4 * MIB - limit.taken)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "error"])
+async def test_what_was_set_aside_is_given_back_however_a_read_ends(end: str) -> None:
+    kafka = FakeKafka(chunks=100_000)
+    api, quotas = limited(kafka, 4 * MIB)
+    read = asyncio.create_task(api.read(call(PATH, offset="1", max_bytes=str(8 * MIB))))
+    await kafka.held.wait()
+    limit = quotas._read_limit("reader")
+    assert limit is not None
+    assert limit._own.level == 3 * MIB
+    if end == "cancelled":
+        read.cancel()
+    else:
+        kafka.error = KafkaConnectionError()
+        kafka.let_go.set()
+    with pytest.raises((asyncio.CancelledError, KafkaConnectionError)):
+        await read
+    assert (limit.taken, limit._own.level) == (0, 4 * MIB)
+
+
+async def test_an_event_stream_waits_for_its_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_module._EventPages, "_read", reading := AsyncMock())
+    api, quotas = limited(FakeKafka(chunks=1), MIB)
+    quota = quotas.reads("reader")
+    assert quota is not None
+    quota.settle(0, 2 * MIB)
+    held = HeldBytes(api.room, "reader", quota)
+    pages = read_module._EventPages(api, call(PATH), held, ReadRequest("dc1.nginx", "dc1", 0), b"")
+    waiting = asyncio.create_task(pages.read(Cursor("dc1.nginx", 0, 0)))
+    monkeypatch.setattr(read_module, "_PACE_S", 0.01)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    reading.assert_not_called()
+    quotas._clock = lambda: 1003.0
+    async with asyncio.timeout(60):
+        await waiting
+    reading.assert_awaited_once()

@@ -232,7 +232,8 @@ def test_a_source_of_a_deleted_topic_is_rejected_once(
 
 def test_each_data_centre_that_was_left_hears_it_once() -> None:
     schedule = HeartbeatSchedule(60.0)
-    schedule.left |= {1: 7, 2: 8, 3: 9}
+    for dc, session in ((1, 7), (2, 8), (3, 9)):
+        schedule.leave(dc, session)
     found = [schedule.farewell(100, live=(1, 3)) for _ in range(3)]
     assert [each and (each[0], each[1], each[2].finished) for each in found] == [(3, 9, True), (1, 7, True), None]
-    assert schedule.left == {}
+    assert schedule.left == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,11 @@ FOLDER = f"pods/shop_web-7d_{UID}/nginx"
 LIMITS = {"chunk_bytes": 4096, "line_bytes": 128 << 10, "request_bytes": 128 << 10}
 
 
+DEPLOYED = Path(__file__).parents[4] / "ops" / "deploy" / "kubernetes" / "push.toml"
+
+
 class Node:
-    """A container's file below the folder of pods, and the client."""
+    """A container's file below the folder of pods, and the client, with the patterns that are deployed."""
 
     def __init__(self, root: Path, rng: random.Random, form: str, idle_s: float) -> None:
         self.rng, self.gateway = rng, FakeGateway()
@@ -31,9 +35,9 @@ class Node:
         self.folder.mkdir(parents=True)
         self.rotations = 0
         self.file = (self.folder / "0.log").open("ab", buffering=0)
-        files = FileGroup(
-            (str(root / "pods" / "*" / "*" / "*.log"),), "t", rules=container_rules(form, "time stream", None)
-        )
+        deployed = re.findall(r'"/var/log/(pods/[^"]*)"', DEPLOYED.read_text())
+        patterns = tuple(str(root / one) for one in deployed)
+        files = FileGroup(patterns, "t", rules=container_rules(form, "time stream", None))
         self.client = Client(root, self.gateway, files=(files,), idle_s=idle_s, **LIMITS)
 
     def write(self, entries: int) -> None:
@@ -148,6 +152,26 @@ def test_a_message_that_a_rotation_parts_becomes_two_lines(node: Node) -> None:
     assert {name: new.chunks[0].attributes.get(name) for name in ("namespace", "pod", "container", "pod_uid")} == {
         "namespace": "shop", "pod": "web-7d", "container": "nginx", "pod_uid": UID
     }  # fmt: skip
+
+
+def test_two_rotations_while_the_client_is_down_lose_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that was made and rotated in that time has no name that the client has seen."""
+    node.write(20)
+    node.client.step()
+    node.client.close()
+    monkeypatch.setattr(node, "step", lambda: None)
+    for _ in range(2):
+        node.write(20)
+        node.rotate()
+    (node.folder / "0.log.20261122-000001.tmp").write_bytes(b"the kubelet compresses\n")
+    node.write(20)
+    node.log.end()
+    node.client.begin()
+    for _ in range(20):
+        node.client.step()
+    lines = lines_of(b"".join(each.content() for each in node.stored()))
+    assert {stream: sorted(lines[stream]) for stream in node.log.told} == node.log.told
+    assert len(node.stored()) == 3
 
 
 def test_an_open_message_holds_up_the_other_stream_for_a_while_only(node: Node) -> None:

@@ -33,6 +33,7 @@ class Kubelet(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.pods: dict[str, dict[str, str]] = {}
         self.token, self.asked = "first", 0
+        self.uid, self.garbage = UID, b""
         authority = trustme.CA()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -55,10 +56,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked += 1
         is_known = self.headers["Authorization"] == f"Bearer {self.server.token}"
         items = [
-            {"metadata": {"namespace": "shop", "name": name, "labels": labels}}
+            {"metadata": {"namespace": "shop", "name": name, "uid": self.server.uid, "labels": labels}}
             for name, labels in self.server.pods.items()
         ]
         body = json.dumps({"kind": "PodList", "items": items}).encode() if is_known else b"Unauthorized"
+        body = self.server.garbage or body
         self.send_response(200 if is_known else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -96,8 +98,8 @@ def following(tmp_path: Path) -> Iterator[Following]:
         client.close()
 
 
-def write(root: Path, pod: str, message: bytes) -> None:
-    folder = root / "pods" / f"shop_{pod}_{UID}" / "main"
+def write(root: Path, pod: str, message: bytes, uid: str = UID) -> None:
+    folder = root / "pods" / f"shop_{pod}_{uid}" / "main"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "0.log").open("ab") as file:
         file.write(cri(1, "stdout", message, False))
@@ -137,7 +139,24 @@ def test_the_first_chunk_of_a_pod_has_its_labels(
     assert kubelet.asked == asked, "what is known is not asked for"
 
 
-@pytest.mark.parametrize("trouble", ["token", "no token", "authority", "away", "unknown pod"])
+def test_a_pod_that_is_made_again_under_its_name_has_its_own_labels(
+    tmp_path: Path, kubelet: Kubelet, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a StatefulSet are; the rest of the old one keeps the old ones."""
+    monkeypatch.setattr("logferry.client.transport.kubelet.WAIT_S", math.inf)
+    kubelet.pods["db-0"] = {"version": "1"}
+    client = following(kubelet.settings)
+    write(tmp_path, "db-0", b"one")
+    until_stored(client, 1)
+    kubelet.uid, kubelet.pods["db-0"] = UID.replace("8", "9"), {"version": "2"}
+    write(tmp_path, "db-0", b"two", kubelet.uid)
+    write(tmp_path, "db-0", b"last")
+    chunks = until_stored(client, 3)
+    labels = {chunk.data: chunk.attributes["label.version"] for chunk in chunks}
+    assert labels == {b"one\n": "1", b"two\n": "2", b"last\n": "1"}
+
+
+@pytest.mark.parametrize("trouble", ["token", "no token", "authority", "away", "garbage", "unknown pod"])
 def test_a_kubelet_that_fails_holds_up_no_line(
     tmp_path: Path, kubelet: Kubelet, following: Following, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,6 +167,8 @@ def test_a_kubelet_that_fails_holds_up_no_line(
         (tmp_path / "kubelet-token").unlink()
     elif trouble == "authority":
         settings = settings._replace(ca_file=None)
+    elif trouble == "garbage":
+        kubelet.garbage = b"[" * 100_000
     elif trouble == "away":
         settings = settings._replace(url="https://127.0.0.1:1")
     client = following(settings)
@@ -190,7 +211,12 @@ def test_pods_without_labels() -> None:
             {"metadata": {"namespace": "a", "name": "c", "labels": None}},
         ]
     }
-    assert labels_of_pods(pods) == {("a", "b"): {}, ("a", "c"): {}}
+    assert labels_of_pods(pods) == {("a", "b", ""): {}, ("a", "c", ""): {}}
+
+
+def test_a_static_pod_has_the_folder_of_its_hash() -> None:
+    facts = {"namespace": "a", "name": "b", "uid": "1", "annotations": {"kubernetes.io/config.hash": "2"}}
+    assert {uid for _, _, uid in labels_of_pods({"items": [{"metadata": facts}]})} == {"", "1", "2"}
 
 
 def test_a_token_goes_over_https_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

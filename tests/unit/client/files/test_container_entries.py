@@ -195,7 +195,9 @@ def test_whose_file_it_is() -> None:
     assert container_attributes(f"/var/log/containers/web-7d_shop_nginx-proxy-{digits}.log") == {
         "pod": "web-7d", "namespace": "shop", "container": "nginx-proxy", "container_id": digits
     }  # fmt: skip
-    assert container_attributes(f"/var/lib/docker/containers/{digits}/{digits}-json.log") == {"container_id": digits}
+    for rotated in ("", ".1"):
+        path = f"/var/lib/docker/containers/{digits}/{digits}-json.log{rotated}"
+        assert container_attributes(path) == {"container_id": digits}
     assert container_attributes("/srv/x.log") == {}
 
 

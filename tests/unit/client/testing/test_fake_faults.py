@@ -189,13 +189,6 @@ def test_a_token_that_changes(gateway) -> None:
         writer.write(b"an order\n")
 
 
-def test_an_unknown_protocol_gets_a_problem(gateway) -> None:
-    with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as connection:
-        connection.sendall(b"hello\r\n\r\n")
-        assert b"bad-request" in connection.recv(4096)
-        assert connection.recv(4096) == b""
-
-
 def test_a_body_in_pieces(gateway) -> None:
     with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as connection:
         head = (

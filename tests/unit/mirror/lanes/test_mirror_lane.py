@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import errors
-from logferry.gateway.contract.mirror_state import checkpoint_key
+from logferry.gateway.contract.mirror_state import checkpoint_key, mirror_lane_of
 from logferry.gateway.errors import LaneUnreadable
 from logferry.gateway.kafka.record_batch import CorruptBatch, FetchedRecords, KafkaRecord
 from logferry.gateway.kafka.transactional_producer import NotCommitted
@@ -323,3 +323,36 @@ async def test_an_original_recreated_with_fewer_partitions_stops_each_of_its_par
         world.link.topics = dict(world.there.topics)
         world.lane.adopt(world.link, world.link.topics)
         assert world.stops() == {0: "source-recreated", 1: "source-recreated"}
+
+
+async def test_a_lane_that_is_one_too_many_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are fewer now, and the group has not taken it away yet. Another lane copies the same records."""
+    world = MirrorWorld(number=2)
+    world.here.records[world.config.state_topic, 2] = []
+    async with world.running(monkeypatch):
+        assert world.lane.partitions == {}
+        world.lane.adopt(world.link, world.link.topics)
+        assert world.lane.partitions == {}
+
+
+async def test_a_partition_of_the_history_that_takes_nothing_stops_the_copies_that_write_there_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lane writes to several of them, since the number of lanes has changed."""
+    world = MirrorWorld()
+    history = world.config.history_topic
+    world.here.topics[history] = topic(history, 2)
+    at_fault, other = sorted(range(2), key=lambda number: -mirror_lane_of(TOPIC, number, 2))
+    async with world.running(monkeypatch):
+        world.unavailable[history, 1] = "it has no leader"
+        world.link.write(at_fault, 1)
+        await until(lambda: world.stops() == {at_fault: "target-unavailable"})
+        producers = len(world.producers)
+        world.link.write(at_fault, 1)
+        world.link.write(other, 1)
+        await until(lambda: world.copied(other) == 1)
+        assert (len(world.producers), world.copied(at_fault)) == (producers, 0)
+        del world.unavailable[history, 1]
+        world.targets.health.accept([(TOPIC, at_fault)])
+        world.lane.retry_stops()
+        await until(lambda: world.copied(at_fault) == 2 and world.stops() == {})
