@@ -18,7 +18,7 @@ from logferry.client.agent.search import Search, entry_of
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to
+from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to, replace_lost_links
 from logferry.client.files.identity import fingerprint, source_id
 from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip, grown_gzip
 from logferry.client.files.tail import FileChanged, FileTail
@@ -41,7 +41,7 @@ class Watch:
         self._deleted = shared.deleted
         self._live = LiveFiles(self._went, config.rotated_timeout_s)
         self._is_copy = checkpoint.adopt(config.host)
-        KnownFiles.replace_lost_links(checkpoint.entries.values())
+        replace_lost_links(checkpoint.entries.values())
         self.restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them

@@ -13,6 +13,10 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logferry.client.files.checkpoint import CheckpointEntry
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
 # such a suffix matches these files.
@@ -228,6 +232,13 @@ def leads_to(path: str, key: FileKey) -> bool:
     except OSError:
         return False
     return (facts.st_dev, facts.st_ino) == key
+
+
+def replace_lost_links(entries: Iterable[CheckpointEntry]) -> None:
+    """Of a file that was found under a symbolic link, only this may be gone."""
+    for entry in entries:
+        if entry.real_path and not os.path.lexists(entry.last_path):
+            entry.last_path, entry.away = entry.real_path, True
 
 
 def folder_is_on(path: str, device: int) -> bool:

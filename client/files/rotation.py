@@ -326,13 +326,6 @@ class KnownFiles:
             self._by_inode[entry.inode].append(entry)
             self._by_path[entry.last_path].append(entry)
 
-    @staticmethod
-    def replace_lost_links(entries: Iterable[CheckpointEntry]) -> None:
-        """Of a file that was found under a symbolic link, only this may be gone."""
-        for entry in entries:
-            if entry.real_path and not os.path.lexists(entry.last_path):
-                entry.last_path, entry.away = entry.real_path, True
-
     def __contains__(self, key: FileKey) -> bool:
         return key in self._entries
 
