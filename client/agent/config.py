@@ -10,9 +10,12 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
-from logferry.client.agent.options import Settings, read
+from logferry.client.agent.options import Settings, read, topic_tables
+from logferry.client.agent.options import between as _between
+from logferry.client.agent.options import checked as _checked
+from logferry.client.agent.options import required as _required
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.files.containers import LEAST_LINE_BYTES, ContainerRules, container_attributes, container_rules
 from logferry.client.files.identity import attribute, printable
@@ -27,7 +30,6 @@ from logferry.gateway.contract.names import Malformed, check_attributes, check_t
 
 TOKEN_VARIABLE = "LOGFERRY_TOKEN"
 OWN_ATTRIBUTES = ("host", "path", "split", "cut", "filtered", "malformed", "unfinished", "resumed_at")
-_T = TypeVar("_T")
 
 
 class FileGroup(NamedTuple):
@@ -44,6 +46,12 @@ class FileGroup(NamedTuple):
     rules: LineRules | ContainerRules | None = None
     starts_at_end: bool = False
     ignore_older_s: float = 0.0
+    close_inactive_s: float = 0.0
+    more: tuple[FileGroup, ...] = ()  # the same files, for the topics beside the first one
+
+    @property
+    def topics(self) -> dict[str, FileGroup]:
+        return {each.topic: each for each in (self, *self.more)}
 
     def attributes_of(self, host: str, path: str) -> dict[str, str]:
         """Of the chunks of a file that was first seen under this path."""
@@ -110,11 +118,11 @@ class Config(NamedTuple):
 
     def group_of(self, path: str, topic: str = "") -> FileGroup:
         """The most likely entry for a file that no pattern shows any more; first those of its topic."""
-        same = [files for files in self.files if files.topic == topic] or list(self.files)
+        same = [files for files in self.files if topic in files.topics] or list(self.files)
         for files in same:
             if any(fnmatch.fnmatchcase(path, pattern.replace("**/", "*")) for pattern in files.patterns):
-                return files
-        return same[0]
+                return files.topics.get(topic, files)
+        return same[0].topics.get(topic, same[0])
 
 
 def parse(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | None = None) -> Config:
@@ -173,13 +181,6 @@ def _compression(given: Settings) -> str:
     """``gzip`` is the older key."""
     name: str = given.get("compression", "gzip" if given.get("gzip", True) else "none")
     return name
-
-
-def _required(given: Settings, name: str) -> Any:
-    value = given.get(name)
-    if not value:
-        raise ValueError(f"{given.label(name)} is required")
-    return value
 
 
 def _data_centres(given: Settings) -> tuple[DataCentre, ...]:
@@ -258,15 +259,19 @@ def _spools(given: Settings, inputs: Sequence[InputSettings]) -> Iterator[FileGr
     state_dir = os.path.abspath(_required(given, "state_dir"))  # noqa: PTH100
     for number, each in enumerate(inputs):
         table: dict[str, Any] = given.inputs[number] if given.inputs else {}
-        names = ("topic", "attributes", "record_start", "cut_lines")
+        names = ("topic", "topics", "attributes", "record_start", "cut_lines")
         own = {name: table[name] for name in names if name in table}
         path = glob.escape(spool_path(state_dir, each.name))
         group = _group(given, f"inputs[{number}].", {**own, "paths": [path], "format": "lines"})
-        attributes = {**group.attributes, "path": attribute(each.name)}
-        group = group._replace(source=each.source, exclude=(), attributes=attributes)
-        group = group._replace(starts_at_end=False, ignore_older_s=0.0)  # these are about files of others
-        rules = group.rules._replace(encoding=None) if isinstance(group.rules, LineRules) else None  # JSON is UTF-8
-        yield group if each.kind == "stdin" else group._replace(record_start=None, cut_lines=False, rules=rules)
+        yield _of_spool(group, each)._replace(more=tuple(_of_spool(further, each) for further in group.more))
+
+
+def _of_spool(group: FileGroup, settings: InputSettings) -> FileGroup:
+    attributes = {**group.attributes, "path": attribute(settings.name)}
+    group = group._replace(source=settings.source, exclude=(), attributes=attributes)
+    group = group._replace(starts_at_end=False, ignore_older_s=0.0, close_inactive_s=0.0)  # for files of others
+    rules = group.rules._replace(encoding=None) if isinstance(group.rules, LineRules) else None  # JSON is UTF-8
+    return group if settings.kind == "stdin" else group._replace(record_start=None, cut_lines=False, rules=rules)
 
 
 def _files(given: Settings, has_inputs: bool) -> tuple[FileGroup, ...]:
@@ -281,9 +286,23 @@ def _files(given: Settings, has_inputs: bool) -> tuple[FileGroup, ...]:
 
 
 def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
+    """That of the first topic, with those of the others."""
+    first, *more = (
+        _of_topic(given, where, group, f"topics[{number}].", own)
+        for number, own in enumerate(topic_tables(group, f"{given.flags.config}: {where}topics"))
+    )
+    return first._replace(more=tuple(more))
+
+
+def _of_topic(given: Settings, where: str, group: dict[str, Any], below: str, own: dict[str, Any]) -> FileGroup:
+    """``own``: settings of this topic, from ``below`` in the table ``group``."""
+    attributes = {**group.get("attributes", {}), **own.get("attributes", {})}
+    group = {**group, **own, **({"attributes": attributes} if attributes else {})}
+
     def label(name: str) -> str:
+        where_is = f"{where}{below}" if name in own else where
         is_of_file = name in group and (given.files or given.inputs)
-        return f"{given.flags.config}: {where}{name}" if is_of_file else given.label(name)
+        return f"{given.flags.config}: {where_is}{name}" if is_of_file else given.label(name)
 
     if not group.get("paths"):
         raise ValueError(f"{given.flags.config}: {where}paths is required")
@@ -303,9 +322,9 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
     start_at = group.get("start_at", given.get("start_at", "beginning"))
     if start_at not in ("beginning", "end"):
         raise ValueError(f"{label('start_at')} {start_at!r} is neither beginning nor end")
-    ignore_older_s = group.get("ignore_older_s", given.get("ignore_older_s", 0.0))
-    if not 0 <= ignore_older_s <= 1e9:
-        raise ValueError(f"{label('ignore_older_s')} {ignore_older_s:g} is not between 0 and {1e9:g}")
+    seconds = {name: group.get(name, given.get(name, 0.0)) for name in ("ignore_older_s", "close_inactive_s")}
+    for name in (name for name, value in seconds.items() if not 0 <= value <= 1e9):
+        raise ValueError(f"{label(name)} {seconds[name]:g} is not between 0 and {1e9:g}")
     return FileGroup(
         patterns=tuple(os.path.abspath(pattern) for pattern in group["paths"]),  # noqa: PTH100
         topic=_checked(label("topic"), check_topic, topic),
@@ -316,7 +335,7 @@ def _group(given: Settings, where: str, group: dict[str, Any]) -> FileGroup:
         link_roots=tuple(os.path.abspath(root) for root in given.get("link_root", ())),  # noqa: PTH100
         rules=_checked(label("format"), partial(_rules, given, group, lines), form),
         starts_at_end=start_at == "end",
-        ignore_older_s=ignore_older_s,
+        **seconds,
     )
 
 
@@ -378,21 +397,3 @@ def _kubelet(given: Settings) -> KubeletSettings | None:
     if files[0] is not None and not url.startswith("https:"):
         raise ValueError(f"{given.label('kubelet_url')} {url!r}: a token goes over https alone")
     return KubeletSettings(url, *files)
-
-
-# ---- texts and numbers ---------------------------------------------------------------------------------------
-
-
-def _checked(label: str, check: Callable[[Any], _T], text: Any) -> _T:
-    """What ``check`` makes of the text. Raises ValueError, which begins with ``label``."""
-    try:
-        return check(text)
-    except ValueError as error:
-        raise ValueError(f"{label}: {error}") from None
-
-
-def _between(given: Settings, name: str, default: float, least: float, most: float) -> float:
-    value: float = given.get(name, default)
-    if not least <= value <= most:
-        raise ValueError(f"{given.label(name)} {value:g} is not between {least:g} and {most:g}")
-    return value

@@ -83,8 +83,13 @@ class FileBatches:
     def let_go(self, mark: bytes) -> None:
         """Frees the memory of batches that wait; their bytes are read again, and cut alike."""
         if self.window.slots and not self.window.under_way:
+            self.drop(mark)
+
+    def drop(self, mark: bytes) -> None:
+        """Also those under way: their outcome is awaited, and then they are read again and cut alike."""
+        if self.window.slots:
             self.reader.kept = self._layouts(mark)
-            self.window.clear()
+        self.window.clear()
 
     def resume(self, reading: ByteSource, layouts: list[BatchLayout], after_reboot: bool) -> None:
         """Continues behind what was acknowledged before ``layouts``, with these, if the file still has that.

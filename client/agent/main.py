@@ -1,29 +1,80 @@
 """The push-client's main loop, and its main function.
 
-The main thread looks at the files, hands requests to threads, applies the answers and saves the checkpoint.
+The main thread looks at the files, hands requests to threads, applies the answers and saves the checkpoint. ``--check``
+prints what would be sent and why; it sends and writes nothing.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from logferry.client.agent.agent import Agent
+from logferry.client.agent.agent import Agent, layers_of
 from logferry.client.agent.config import Config
-from logferry.client.agent.status import MetricsPage, check, show_status
+from logferry.client.agent.status import MetricsPage, say, show_status
 from logferry.client.agent.workers import BodySent, GivenConfig, JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
-from logferry.client.files.tail import raise_file_limit
+from logferry.client.files.discover import left_out
+from logferry.client.files.rotation import CompressedFile
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer
+from logferry.client.transport.failover import FailoverPolicy
 
 CREDENTIALS_EVERY_S = 5.0
 END_GRACE_S = 5.0
+
+
+def check(config: Config) -> int:
+    """Prints a line a file. Returns the exit status: 1 if a file cannot be read or there is none."""
+    try:
+        checkpoint = Checkpoint.peek(Path(config.state_dir))
+    except StateUnusable as error:
+        log_event("state-unusable", reason=error)
+        return 2
+    for each in config.inputs:
+        topics = " ".join(config.files[config.inputs.index(each)].topics)
+        say(f"take  {each.kind} -> {topics}: as {each.source}")
+    centres = FailoverPolicy([centre.name for centre in config.data_centres], 1.0, 1.0)
+    layers = layers_of(config, checkpoint, centres, Inputs())
+    watches = [layer.watch for layer in layers]
+    for watch in watches:
+        watch.tick(0.0)
+    failed = {path: why for watch in watches for path, why in watch.failed.items()}
+    ignored = {path for watch in watches for path in watch.search.ignored}
+    sent_bytes = 0
+    paths = set()
+    for source in (source for watch in watches for source in watch.sources.values()):
+        entry, reading, tail = source.entry, source.reading, source.tail
+        if isinstance(reading, CompressedFile):
+            path, left, is_known = reading.path, reading.end - entry.position, True
+        elif tail is not None:
+            path, left, is_known = tail.path, max(tail.size - entry.position, 0), source.why == "known"
+        else:
+            say(f"over  {entry.last_path}: sent up to position {entry.position}, {source.name}")
+            continue
+        sent_bytes += left
+        paths.add(path)
+        which = f"from position {entry.position}" if is_known else f"as a new source: {source.why}"
+        say(f"send  {path} -> {entry.topic}: {left} bytes, {which}")
+    for path, reason in failed.items():
+        say(f"fail  {path}: {reason}")
+    for path in sorted(ignored):
+        say(f"skip  {path}: last written longer ago than --ignore-older-s")
+    for files in config.files:
+        for path, reason in left_out(files.patterns, config.state_dir, files.exclude, files.link_roots).items():
+            if path not in paths and path not in ignored:
+                say(f"skip  {path}: {reason}")
+    say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")
+    for layer in layers:
+        layer.close()
+    checkpoint.close()
+    return 1 if failed or not (paths or config.inputs) else 0
 
 
 def run(
@@ -38,7 +89,7 @@ def run(
 ) -> int:
     """The main loop; returns the exit status. ``has_changed``: asked at SIGHUP; True ends the loop."""
     agent = Agent(config, checkpoint, time.monotonic(), inputs)
-    agent.watch.looks.hints.start(workers.wake)
+    agent.start_hints(workers.wake)
     may_end = config.once or not config.has_files
     next_tick = next_read = 0.0
     exit_status: int | None = None
@@ -47,8 +98,8 @@ def run(
         if now >= next_tick:
             agent.tick(now)
             next_tick = now + config.linger_s
-        elif agent.watch.looks.hints.is_due:
-            agent.watch.take_hints(now)
+        else:
+            agent.take_hints(now)
         if now >= next_read or signals.reread:
             is_asked, signals.reread = signals.reread, False
             if is_asked and has_changed():
@@ -56,7 +107,7 @@ def run(
             if is_asked:
                 agent.inputs.reload()
             if credentials.read(is_asked):
-                agent.watch.wake_all(now)
+                agent.wake_all(now)
             next_read = now + CREDENTIALS_EVERY_S
         if page is not None:
             page.refresh(now, agent.metrics)
@@ -107,6 +158,15 @@ def _end(agent: Agent, config: Config, workers: Workers) -> None:
     agent.close()
 
 
+def raise_file_limit() -> None:
+    """A followed file stays open, so that a rotated one can be read to its end."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:
+        log_event("file-limit", reason=error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``logferry push``: returns the exit status."""
     with Signals() as signals:
@@ -155,7 +215,7 @@ def _serve(config: Config, signals: Signals, has_changed: Callable[[], bool]) ->
         workers = Workers(config.threads, clusters, config.compression, dialer)
         open_ones.callback(workers.close, END_GRACE_S)
         signals.serves(workers.wake)
-        topics = " ".join(dict.fromkeys(files.topic for files in config.files))
+        topics = " ".join(dict.fromkeys(topic for files in config.files for topic in files.topics))
         urls = " ".join(url for centre in config.data_centres for url in centre.urls)
         log_event("started", url=urls, topic=topics, state_dir=config.state_dir)
         return run(config, checkpoint, signals, workers, credentials, page, inputs, has_changed)

@@ -9,7 +9,9 @@ import argparse
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from logferry.client.files.checkpoint import MAX_LAYERS
 
 EXAMPLE = """examples:
   logferry push --url http://127.0.0.1:8080 --topic nginx --state-dir /var/lib/logferry '/var/log/nginx/*.log'
@@ -28,11 +30,13 @@ _TEXTS = "a string, or a list of strings"
 _TABLE = "a table of strings"
 _NUMBER = "a number"
 _TEXT, _WHOLE, _YES = "a string", "a whole number", "true or false"
+_TOPICS = "a list of names, or of tables"
+_T = TypeVar("_T")
 
 _OF_FILES = {
     "topic": _TEXT, "exclude": _TEXTS, "attributes": _TABLE, "record_start": _TEXT, "cut_lines": _YES,
     "include_lines": _TEXTS, "exclude_lines": _TEXTS, "encoding": _TEXT, "start_at": _TEXT,
-    "ignore_older_s": _NUMBER, "format": _TEXT, "line_fields": _TEXT,
+    "ignore_older_s": _NUMBER, "close_inactive_s": _NUMBER, "format": _TEXT, "line_fields": _TEXT,
 }  # fmt: skip
 _OF_ALL = {
     **_OF_FILES, "url": _TEXTS, "state_dir": _TEXT, "token_file": _TEXT, "ca_file": _TEXT, "pin": _TEXTS,
@@ -43,10 +47,13 @@ _OF_ALL = {
     "kubelet_url": _TEXT, "kubelet_token_file": _TEXT, "kubelet_ca_file": _TEXT,
     "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
+_OF_GROUPS = {"paths": _TEXTS, "topics": _TOPICS, **_OF_FILES}
+_OF_TOPICS = {name: kind for name, kind in _OF_FILES.items() if name not in ("exclude", "ignore_older_s")}
+_OF_INPUT_TOPICS = {name: _OF_FILES[name] for name in ("topic", "attributes", "record_start", "cut_lines")}
 _OF_INPUTS = {
-    "type": _TEXT, "name": _TEXT, "source": _TEXT, "topic": _TEXT, "attributes": _TABLE, "record_start": _TEXT,
-    "cut_lines": _YES, "spool_bytes": _WHOLE, "listen": _TEXTS, "message_bytes": _WHOLE, "cert_file": _TEXT,
-    "key_file": _TEXT, "client_ca_file": _TEXT, "units": _TEXTS, "start": _TEXT, "directory": _TEXT,
+    "type": _TEXT, "name": _TEXT, "source": _TEXT, "topic": _TEXT, "topics": _TOPICS, "attributes": _TABLE,
+    "record_start": _TEXT, "cut_lines": _YES, "spool_bytes": _WHOLE, "listen": _TEXTS, "message_bytes": _WHOLE,
+    "cert_file": _TEXT, "key_file": _TEXT, "client_ca_file": _TEXT, "units": _TEXTS, "start": _TEXT, "directory": _TEXT,
     "namespace": _TEXT,
 }  # fmt: skip
 _OF_CENTRES = {"name": _TEXT, "urls": _TEXTS, "token_file": _TEXT}
@@ -104,13 +111,16 @@ def read(argv: Sequence[str] | None = None, refuse: Callable[[str], NoReturn] | 
 def _from_file(path: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     values = _toml().loads(Path(path).read_text(encoding="utf-8"))
     tables = {}
-    of_files = {"paths": _TEXTS, **_OF_FILES}
-    for name, known in (("files", of_files), ("datacenters", _OF_CENTRES), ("inputs", _OF_INPUTS)):
+    for name, known in (("files", _OF_GROUPS), ("datacenters", _OF_CENTRES), ("inputs", _OF_INPUTS)):
         tables[name] = values.pop(name, [])
         if not isinstance(tables[name], list) or not all(isinstance(each, dict) for each in tables[name]):
             raise ValueError(f"{name}: must be tables, written as [[{name}]]")
         for number, each in enumerate(tables[name]):
             _check(each, known, f"{name}[{number}].")
+            for at, topic in enumerate(each.get("topics", ())):
+                if not isinstance(topic, str):
+                    of_topic = _OF_TOPICS if name == "files" else _OF_INPUT_TOPICS
+                    _check(topic, of_topic, f"{name}[{number}].topics[{at}].")
     _check(values, _OF_ALL, "")
     return values, tables
 
@@ -138,6 +148,8 @@ def _check(values: dict[str, Any], known: dict[str, str], where: str) -> None:
 def _fits(value: Any, kind: str) -> bool:
     if kind == _TEXTS:
         return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    if kind == _TOPICS:
+        return isinstance(value, list) and all(isinstance(each, (str, dict)) for each in value)
     if kind == _TABLE:
         return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
     if kind == _YES:
@@ -145,6 +157,39 @@ def _fits(value: Any, kind: str) -> bool:
     if kind == _TEXT:
         return isinstance(value, str)
     return isinstance(value, int if kind == _WHOLE else (int, float)) and not isinstance(value, bool)
+
+
+def topic_tables(group: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The settings of each topic in an entry's ``topics``; without these there is one topic, with none of its own."""
+    if "topics" not in group:
+        return [{}]
+    tables = [{"topic": each} if isinstance(each, str) else each for each in group["topics"]]
+    names = {table.get("topic") for table in tables}
+    if "topic" in group or None in names or not len(names) == len(tables) <= MAX_LAYERS or not tables:
+        raise ValueError(f"{where}: must be 1 to {MAX_LAYERS} different topics, in place of topic")
+    return tables
+
+
+def required(given: Settings, name: str) -> Any:
+    value = given.get(name)
+    if not value:
+        raise ValueError(f"{given.label(name)} is required")
+    return value
+
+
+def checked(label: str, check: Callable[[Any], _T], text: Any) -> _T:
+    """What ``check`` makes of the text. Raises ValueError, which begins with ``label``."""
+    try:
+        return check(text)
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from None
+
+
+def between(given: Settings, name: str, default: float, least: float, most: float) -> float:
+    value: float = given.get(name, default)
+    if not least <= value <= most:
+        raise ValueError(f"{given.label(name)} {value:g} is not between {least:g} and {most:g}")
+    return value
 
 
 class _Attribute(argparse.Action):
@@ -168,8 +213,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("glob", nargs="*", metavar="GLOB", help="files to send")
     add("--config", metavar="FILE", help="a TOML file with settings, named as the options with _ for -; further tables"
-        " are [[files]] (paths, topic, exclude, attributes, start_at, encoding, and those about lines), [[inputs]] and,"
-        " in place of url, [[datacenters]] (name, urls, token_file)")  # fmt: skip
+        " are [[files]] (paths, topic or topics, exclude, attributes, start_at, encoding, and those about lines),"
+        " [[inputs]] and, in place of url, [[datacenters]] (name, urls, token_file)")  # fmt: skip
     add("--url", action="append", help="URL of a gateway; repeat it for other gateways of the same data centre, which"
         " are tried while the first does not answer")  # fmt: skip
     add("--topic", help="topic that the lines are written to, without its data centre")
@@ -225,6 +270,8 @@ def _parser() -> argparse.ArgumentParser:
         " (default: beginning)")  # fmt: skip
     add("--ignore-older-s", type=float, metavar="S", help="leave out files that were last written longer ago, until"
         " they are written again; 0: none (default: 0)")  # fmt: skip
+    add("--close-inactive-s", type=float, metavar="S", help="close a file that was sent and has not changed for so many"
+        " seconds, until it changes; 0: it stays open (default: 0)")  # fmt: skip
     add("--linger-ms", type=int, metavar="MS", help="longest wait of a line before it is sent (default: 200)")
     add("--idle-s", type=float, metavar="S", help="wait of a last line without a newline (default: 30)")
     add("--rotated-timeout-s", type=float, metavar="S", help="stop following a renamed or removed file after this many"

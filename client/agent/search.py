@@ -1,16 +1,24 @@
-"""Searching for files: all of them from time to time, and at once where inotify says that something appeared."""
+"""Searching for files: all of them from time to time, and at once where inotify says that something appeared.
+
+A file with several topics is followed once for each, by as many layers: watches that do not know of each other's
+sources, with a checkpoint each. `Layers` decides which one has which topic.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Callable, Optional
 
 from logferry.client.agent.config import Config, FileGroup
+from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
+from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.discover import FileKey, find_by_entry, folders_of, leads_out, missing, rests_of
 from logferry.client.files.inotify import Hints
-from logferry.client.files.rotation import KnownFiles
+from logferry.client.files.rotation import KnownFiles, original_paths
 from logferry.client.files.tail import FileTail
 from logferry.client.inputs.inputs import Inputs
 
@@ -19,13 +27,57 @@ SHARE = 0.02
 # Where events tell what appears, all is searched after this time, or later if it takes long.
 HINTED_S = (10.0, 60.0)
 HINTED_SHARE = 0.0005
+_EntryOf = Callable[[FileTail], Optional[CheckpointEntry]]
 UNSEEN_NS = 60_000_000_000  # a file may exist for so long, at most, before it is found
 
 
-class Search:
-    """``failed``: path → why it could not be read. ``ignored``: paths of files that are older than wanted."""
+class Layers:
+    """A layer keeps the topic that its checkpoint has of a file, so the order in the configuration may change. The
+    other topics of the file go to the layers that have none of its topics, in order.
 
-    def __init__(self, config: Config, hints: Hints, inputs: Inputs) -> None:
+    ``entry_of``: of each layer, its entry of an open file, if it has one. Two layers never have one topic of a file,
+    and each topic has a layer, since there are at least as many layers as topics.
+    """
+
+    def __init__(self) -> None:
+        self.entry_of: list[_EntryOf] = []
+
+    def join(self, entry_of: _EntryOf) -> tuple[int, Callable[[FileTail, FileGroup], FileGroup | None]]:
+        """The number of a further layer, and its `group_of`."""
+        self.entry_of.append(entry_of)
+        return len(self.entry_of) - 1, partial(self.group_of, len(self.entry_of) - 1)
+
+    def group_of(self, layer: int, tail: FileTail, files: FileGroup) -> FileGroup | None:
+        """The settings with which this layer follows the file; None: the others have all of its topics."""
+        if len(self.entry_of) == 1:
+            return files
+        left, found = files.topics, {}
+        for number, entry_of in enumerate(self.entry_of):
+            entry = entry_of(tail)
+            if entry is not None and (group := left.pop(entry.topic or files.topic, None)) is not None:
+                found[number] = group
+        free = (number for number in range(len(self.entry_of)) if number not in found)
+        return {**dict(zip(free, left.values())), **found}.get(layer)
+
+
+def entry_of(
+    tail: FileTail, live: Mapping[FileKey, FileSource], known: KnownFiles, lost: KnownFiles
+) -> CheckpointEntry | None:
+    """That of the file in a layer or, while it is unknown there, of the one that rotation may have copied to it: both
+    are to be in the same layer, for what the copy has alone."""
+    if (source := live.get(tail.key)) is not None:
+        return source.entry
+    paths = original_paths(tail.path)
+    similar = (each.entry for each in live.values() if each.tail is not None and each.tail.path in paths)
+    return known.candidate(tail) or lost.candidate(tail) or (next(similar, None) if paths else None)
+
+
+class Search:
+    """``failed``: path → why it could not be read. ``ignored``: paths of files that are older than wanted. ``layer``:
+    the number of the one that searches."""
+
+    def __init__(self, config: Config, hints: Hints, inputs: Inputs, layer: int = 0) -> None:
+        self._layer = layer
         self._entries = [(files.patterns, files.exclude, files.link_roots) for files in config.files]
         self._config = config
         self._hints = hints
@@ -86,16 +138,16 @@ class Search:
             self._next = now + min(max(first_s, took_s / HINTED_SHARE), last_s)
 
     def open(self, path: str, files: FileGroup, known: KnownFiles, now: float) -> FileTail | None:
-        """None: it may not be read, is gone, or is unknown and was last written too long ago."""
+        """None: it may not be read, is gone, or is unknown and was last written too long ago, or has fewer topics."""
         try:
+            if self._layer >= len(files.topics) and not known.may_have(path, os.stat(path)):  # noqa: PTH116
+                return None
             if files.ignore_older_s and self._is_old(path, os.stat(path), files, known):  # noqa: PTH116
                 self.ignored.add(path)
                 return None
             tail = self._inputs.open_file(path, now, self._config.once)
         except OSError as error:
-            if path not in self.failed:
-                log_event("file-unreadable", path=path, reason=error.strerror)
-            self.failed[path] = error.strerror or "unreadable"
+            self.fails(path, error)
             return None
         if tail is not None and leads_out(path, tail.real_path(), files.patterns, files.link_roots):
             if path not in self.failed:
@@ -106,6 +158,11 @@ class Search:
         self.failed.pop(path, None)
         self.ignored.discard(path)
         return tail
+
+    def fails(self, path: str, error: OSError) -> None:
+        if path not in self.failed:
+            log_event("file-unreadable", path=path, reason=error.strerror)
+        self.failed[path] = error.strerror or "unreadable"
 
     def _is_old(self, path: str, facts: os.stat_result, files: FileGroup, known: KnownFiles) -> bool:
         return time.time() - facts.st_mtime > files.ignore_older_s and not known.may_have(path, facts)
@@ -128,6 +185,8 @@ class Search:
         self.ignored &= paths
 
     def log_missing(self, any_found: bool) -> None:
+        if self._layer:
+            return  # the first one says it
         absent = missing(self._config.patterns)
         for path in absent if self._config.once else ():
             log_event("file-missing", path=path)

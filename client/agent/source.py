@@ -61,7 +61,7 @@ class FileSource:
         self.after_reboot = self._is_asking = False
         self.unsaved = True
         self.stopped = self._error = ""
-        self.why = ""  # it is a new source, or "known"
+        self.why, self.layer = "", 0  # why it is a new source, or "known"; the number of the watch that has it
         self.batches = FileBatches(entry, config, files, self.window)
         self._heartbeat = HeartbeatSchedule(0.0 if config.once else config.heartbeat_s)
         self._asked_ms, self._expires_ms = 0, EXPIRED_AFTER_MS
@@ -317,9 +317,8 @@ class FileSource:
         before, self._error = self._error, f"unreadable: {error.strerror}"
         if self._error != before:
             log_event("file-unreadable", path=self.entry.last_path, reason=error.strerror)
-        self.let_go()
+        self.batches.drop(self.reading.mark)
         self.window.close_session()
-        self.window.clear()
         if once:
             self.stop(self._error)
         if self._error != before or now >= self.window.not_before:  # else it is the same trouble, seen by another look
@@ -349,7 +348,8 @@ class FileSource:
             return "the end of its last line" if self.batches.reader.is_barren(self.reading) else "its turn"
         if self.tail is None:
             return "the gateway to record that it is finished"
-        return "more lines" if self.tail.away_since is None else "its writer to close it"
+        end = "its file to be found again" if self.tail.is_missing else "its writer to close it"
+        return "more lines" if self.tail.away_since is None else end
 
     def stop(self, why: str) -> None:
         """This process sends nothing more of it."""

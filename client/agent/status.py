@@ -1,6 +1,4 @@
-"""``--check`` prints what would be sent and why; it sends and writes nothing.
-
-``--status`` prints how far each file is, and what it waits for. The client writes this as ``status.json`` into the
+"""``--status`` prints how far each file is, and what it waits for. The client writes this as ``status.json`` into the
 state folder every few seconds, as a whole and without fsync: it describes the present. The lock of the folder, not
 the file, shows whether a client runs.
 
@@ -20,14 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from logferry.client.agent.config import Config
 from logferry.client.agent.schedule import SourceStatus
 from logferry.client.agent.watch import Watch
-from logferry.client.events import log_event
-from logferry.client.files.checkpoint import LOCK, Checkpoint, StateUnusable, owned
-from logferry.client.files.discover import left_out
-from logferry.client.files.rotation import CompressedFile
-from logferry.client.inputs.inputs import Inputs
+from logferry.client.files.checkpoint import LOCK, owned
 from logferry.client.transport.failover import FailoverPolicy
 from logferry.client.transport.metrics_page import MetricsServer
 from logferry.gateway.contract.names import visible
@@ -56,74 +49,50 @@ _OF_INPUTS = {
 }
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(visible(line))
 
 
-def check(config: Config) -> int:
-    """Prints a line a file. Returns the exit status: 1 if a file cannot be read or there is none."""
-    try:
-        checkpoint = Checkpoint.peek(Path(config.state_dir))
-    except StateUnusable as error:
-        log_event("state-unusable", reason=error)
-        return 2
-    for each in config.inputs:
-        _say(f"take  {each.kind} -> {config.files[config.inputs.index(each)].topic}: as {each.source}")
-    centres = FailoverPolicy([centre.name for centre in config.data_centres], 1.0, 1.0)
-    watch = Watch(config, checkpoint, centres, Inputs())
-    watch.tick(0.0)
-    sent_bytes = 0
-    paths = set()
-    for source in watch.sources.values():
-        entry, reading, tail = source.entry, source.reading, source.tail
-        if isinstance(reading, CompressedFile):
-            path, left, is_known = reading.path, reading.end - entry.position, True
-        elif tail is not None:
-            path, left, is_known = tail.path, max(tail.size - entry.position, 0), source.why == "known"
-        else:
-            _say(f"over  {entry.last_path}: sent up to position {entry.position}, {source.name}")
-            continue
-        sent_bytes += left
-        paths.add(path)
-        which = f"from position {entry.position}" if is_known else f"as a new source: {source.why}"
-        _say(f"send  {path} -> {entry.topic}: {left} bytes, {which}")
-    for path, reason in watch.failed.items():
-        _say(f"fail  {path}: {reason}")
-    for path in sorted(watch.search.ignored):
-        _say(f"skip  {path}: last written longer ago than --ignore-older-s")
-    for files in config.files:
-        for path, reason in left_out(files.patterns, config.state_dir, files.exclude, files.link_roots).items():
-            if path not in paths and path not in watch.search.ignored:
-                _say(f"skip  {path}: {reason}")
-    _say(f"{len(paths)} files, {sent_bytes} bytes; the gateway decides where each resumes")
-    watch.close()
-    checkpoint.close()
-    return 1 if watch.failed or not (paths or config.inputs) else 0
-
-
-def _troubled(watch: Watch, now: float) -> list[SourceStatus]:
+def _troubled(watches: Iterable[Watch], now: float) -> list[SourceStatus]:
     """The sources that are behind or have an error. The others, mostly nearly all, are not asked."""
-    rows = [source.status(now) for source in watch.restless if source.name in watch.sources]
-    rows = [row for row in rows if row.lag_bytes or row.error]
-    watch.restless = dict.fromkeys(watch.sources[row.source] for row in rows)
-    return rows
+    found = []
+    for watch in watches:
+        rows = [source.status(now) for source in watch.restless if source.name in watch.sources]
+        rows = [row for row in rows if row.lag_bytes or row.error]
+        watch.restless = dict.fromkeys(watch.sources[row.source] for row in rows)
+        found += rows
+    return found
+
+
+def _polled(watches: Iterable[Watch]) -> dict[str, int]:
+    """Reason → how many files are polled because of it."""
+    counts: dict[str, int] = {}
+    for watch in watches:
+        hints = watch.looks.hints
+        for why, count in ({hints.unusable: len(watch.sources)} if hints.unusable else hints.polled).items():
+            counts[why] = counts.get(why, 0) + count
+    return counts
 
 
 def write_status(
-    folder: Path, watch: Watch, now: float, centres: FailoverPolicy, inputs: Sequence[dict[str, Any]] = ()
+    folder: Path, watches: Sequence[Watch], now: float, centres: FailoverPolicy, inputs: Sequence[dict[str, Any]] = ()
 ) -> None:
     """The worst files first, `ROWS` at most. Raises OSError; the previous file is still whole then."""
-    rows = sorted(_troubled(watch, now), key=lambda row: (not row.error, -row.lag_bytes))
-    totals = {"files": len(watch.sources), "behind": sum(bool(row.lag_bytes) for row in rows)}
+    rows = sorted(_troubled(watches, now), key=lambda row: (not row.error, -row.lag_bytes))
+    all_failed = {path: why for watch in watches for path, why in watch.failed.items()}
+    totals = {"files": sum(len(watch.sources) for watch in watches), "behind": sum(bool(row.lag_bytes) for row in rows)}
     totals.update(errors=sum(bool(row.error) for row in rows), lag_bytes=sum(row.lag_bytes for row in rows))
-    totals["failed"] = len(watch.failed)
+    totals["failed"] = len(all_failed)
     named = {row.source for row in rows[:ROWS]}
-    others = (source.status(now) for name, source in watch.sources.items() if name not in named)
+    sources = (each for watch in watches for each in watch.sources.items())
+    others = (source.status(now) for name, source in sources if name not in named)
     shown = [row._asdict() for row in (*rows[:ROWS], *islice(others, max(_SHOWN_FIRST - len(rows), 0)))]
-    failed = dict(islice(watch.failed.items(), ROWS))
+    failed = dict(islice(all_failed.items(), ROWS))
     content = {"at_ms": int(time.time() * 1000), "pid": os.getpid(), "totals": totals, "files": shown, "failed": failed}
-    hints = watch.looks.hints
-    content["inotify"] = {"files": hints.armed, "polled": hints.polled, "unusable": hints.unusable}
+    hints = [watch.looks.hints for watch in watches]
+    unusable = hints[0].unusable if all(each.unusable for each in hints) else ""
+    polled = {} if unusable else _polled(watches)
+    content["inotify"] = {"files": sum(each.armed for each in hints), "polled": polled, "unusable": unusable}
     if inputs:
         content["inputs"] = inputs
     if len(centres.names) > 1:
@@ -141,13 +110,13 @@ def show_status(folder: Path, as_json: bool = False) -> int:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         at_ms, totals, inputs = content["at_ms"], content["totals"], content.get("inputs", ())
     except (OSError, ValueError, KeyError, TypeError):
-        _say(f"{folder}: " + ("the client has just started" if runs else "no client runs on this state folder"))
+        say(f"{folder}: " + ("the client has just started" if runs else "no client runs on this state folder"))
         return 0 if runs else 3
     if as_json:
-        _say(json.dumps({**content, "runs": runs}))
+        say(json.dumps({**content, "runs": runs}))
     else:
         age_s = max(time.time() - at_ms / 1000, 0)
-        _say(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
+        say(f"{folder}: " + (f"as of {age_s:.0f} s ago" if runs else f"NO CLIENT RUNS; as of {age_s:.0f} s ago"))
         _print_inputs(inputs)
         _print(content)
     if not runs:
@@ -159,9 +128,9 @@ def _print_inputs(rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         took = f"took {row['messages']} messages, {row['bytes']} bytes"
         lost = f"dropped {row['dropped']}, refused {row['refused']}"
-        _say(f"{row['name']}: {took}; {lost}; its spool has {row['spool_bytes']} of {row['spool_limit_bytes']} bytes")
+        say(f"{row['name']}: {took}; {lost}; its spool has {row['spool_bytes']} of {row['spool_limit_bytes']} bytes")
         if row["error"]:
-            _say(f"    error: {row['error']}")
+            say(f"    error: {row['error']}")
 
 
 def _print(content: dict[str, Any]) -> None:
@@ -170,26 +139,26 @@ def _print(content: dict[str, Any]) -> None:
     if centre is not None:
         since = "" if centre["for_s"] is None else f", for {centre['for_s']:.0f} s"
         why = f": {centre['why']}" if centre["why"] else ""
-        _say(f"writes to the data centre {centre['here']}{since}{why}")
+        say(f"writes to the data centre {centre['here']}{since}{why}")
         for other in centre["others"]:
-            _say(f"    {other['name']}: {other['state']}")
+            say(f"    {other['name']}: {other['state']}")
     for path, reason in list(failed.items())[:_SHOWN_FIRST]:
-        _say(f"cannot be read: {path}: {reason}")
+        say(f"cannot be read: {path}: {reason}")
     if totals["failed"] > _SHOWN_FIRST:
-        _say(f"and {totals['failed'] - _SHOWN_FIRST} more that cannot be read")
+        say(f"and {totals['failed'] - _SHOWN_FIRST} more that cannot be read")
     for row in rows[:_SHOWN_FIRST]:
         behind = f"{row['lag_bytes']} bytes behind for {row['behind_s']:.0f} s" if row["lag_bytes"] else "all sent"
-        _say(f"{row['path']} -> {row['topic']}: {row['position']} of {row['size']}, {behind}")
-        _say(f"    waits for {row['waits_for']}, for {row['waits_s']:.0f} s")
+        say(f"{row['path']} -> {row['topic']}: {row['position']} of {row['size']}, {behind}")
+        say(f"    waits for {row['waits_for']}, for {row['waits_s']:.0f} s")
         if row["error"]:
-            _say(f"    last error: {row['error']}")
+            say(f"    last error: {row['error']}")
     if totals["files"] > _SHOWN_FIRST:
-        _say(f"and {totals['files'] - _SHOWN_FIRST} more with less to send (--json has up to {ROWS} that are behind)")
+        say(f"and {totals['files'] - _SHOWN_FIRST} more with less to send (--json has up to {ROWS} that are behind)")
     told = content["inotify"]
     for why, count in {told["unusable"]: totals["files"]}.items() if told["unusable"] else told["polled"].items():
-        _say(f"{count} files are polled: {why}")
+        say(f"{count} files are polled: {why}")
     behind = f"{totals['behind']} of them behind, {totals['errors']} with an error"
-    _say(f"{totals['files']} files, {totals['lag_bytes']} bytes behind; {behind}")
+    say(f"{totals['files']} files, {totals['lag_bytes']} bytes behind; {behind}")
 
 
 def _is_locked(folder: Path) -> bool:
@@ -207,7 +176,7 @@ def _is_locked(folder: Path) -> bool:
 
 
 def render_metrics(
-    watch: Watch,
+    watches: Sequence[Watch],
     now: float,
     facts: Mapping[str, tuple[str, str, float]],
     here: str,
@@ -215,9 +184,9 @@ def render_metrics(
 ) -> str:
     """``facts``: name → type, help and value. ``here``: the data centre that the client writes to."""
     topics: dict[str, dict[str, float]] = {}
-    for source in watch.sources.values():
+    for source in (source for watch in watches for source in watch.sources.values()):
         topics.setdefault(source.entry.topic, dict.fromkeys(_SUMS, 0.0))["files"] += 1
-    for row in _troubled(watch, now):
+    for row in _troubled(watches, now):
         sums = topics[row.topic]
         sums["lag_bytes"] += row.lag_bytes
         sums["behind_seconds"] = max(sums["behind_seconds"], row.behind_s)
@@ -233,10 +202,9 @@ def render_metrics(
         lines += _head(name, kind, help_)
         lines += [f'logferry_push_{name}{{input="{row["name"]}"}} {row[key]}' for row in inputs]
     lines += _head("files_unreadable", "gauge", "Files that match a pattern and cannot be opened.")
-    lines += [f"logferry_push_files_unreadable {len(watch.failed)}"]
+    lines += [f"logferry_push_files_unreadable {len({path for watch in watches for path in watch.failed})}"]
     lines += _head("files_polled", "gauge", "Files that are polled, because inotify tells nothing of them.")
-    hints = watch.looks.hints
-    lines += [f"logferry_push_files_polled {len(watch.sources) if hints.unusable else sum(hints.polled.values())}"]
+    lines += [f"logferry_push_files_polled {sum(_polled(watches).values())}"]
     lines += [*_head("data_centre", "gauge", "1 for the data centre that the client writes to.")]
     here = here.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     lines += [f'logferry_push_data_centre{{name="{here}"}} 1']

@@ -12,39 +12,36 @@ import os
 import time
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.looks import DeletedFiles, Looks
-from logferry.client.agent.schedule import NEVER, TimeQueue
-from logferry.client.agent.search import Search
+from logferry.client.agent.looks import LiveFiles, Looks, Shared
+from logferry.client.agent.schedule import NEVER
+from logferry.client.agent.search import Search, entry_of
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
-from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to
+from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to, replace_lost_links
 from logferry.client.files.identity import fingerprint, source_id
-from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip
+from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip, grown_gzip
 from logferry.client.files.tail import FileChanged, FileTail
-from logferry.client.inputs.inputs import Inputs
-from logferry.client.transport.failover import FailoverPolicy
 
 
 class Watch:
-    """The sources by name. One that was found, changed or replaced is put into ``ready``."""
+    """The sources of a layer by name. One that was found, changed or replaced is put into ``ready``."""
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, centres: FailoverPolicy, inputs: Inputs) -> None:
+    def __init__(self, config: Config, checkpoint: Checkpoint, shared: Shared) -> None:
+        self._number, self._of_layer = shared.layers.join(
+            lambda tail: entry_of(tail, self._live, self._known, self._lost)
+        )
         self.sources: dict[str, FileSource] = {}
-        self._config = config
-        self._checkpoint = checkpoint
-        self._centres = centres
-        self.ready: TimeQueue[FileSource] = TimeQueue()  # by the time at which to ask them for a request
+        self._config, self._checkpoint, self._centres = config, checkpoint, shared.centres
+        self.ready = shared.ready
         self._suspects = Suspects()
-        self.looks = Looks(not (config.once or config.check))
-        self.search = Search(config, self.looks.hints, inputs)
+        self.looks = Looks(not (config.once or config.check), shared.count)
+        self.search = Search(config, self.looks.hints, shared.inputs, self._number)
         self.failed = self.search.failed
-        self._deleted = DeletedFiles(config.max_deleted_bytes)
-        self._live: dict[FileKey, FileSource] = {}
+        self._deleted = shared.deleted
+        self._live = LiveFiles(self._went, config.rotated_timeout_s)
         self._is_copy = checkpoint.adopt(config.host)
-        for entry in checkpoint.entries.values():
-            if entry.real_path and not os.path.lexists(entry.last_path):  # only the link may be gone
-                entry.last_path, entry.away = entry.real_path, True
+        replace_lost_links(checkpoint.entries.values())
         self.restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
@@ -57,16 +54,12 @@ class Watch:
             self._discover(now)
         for source in self.looks.due(now):
             self._look(source, now)
-        for source, tail in self._deleted.too_many():
-            self._close(source, tail)
-            if source.reading.end < tail.size:
-                log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
 
     def take_hints(self, now: float) -> None:
         """Looks at what changed, by inotify, since the last call."""
         if not self._started or self.looks.hints.unusable:
             return
-        hints = self.looks.hints.take()
+        hints = self._live.noted(self.looks.hints.take())
         for key in (*self._live,) if hints.lost else hints.files:
             self.refresh(self._live.get(key), now)
         for path in dict.fromkeys(hints.paths):
@@ -80,9 +73,6 @@ class Watch:
             return
         try:
             is_changed, due = self.looks.look(tail, now)
-            if not is_changed and self.looks.arm(tail, now):
-                tail.next_look = now
-                is_changed = tail.look(now)
         except FileChanged as change:
             self.renew(source, str(change), now)
             return
@@ -91,8 +81,9 @@ class Watch:
             due, self.restless[source] = tail.next_look, None
             self.settle(source, now)  # it pauses: woken, it would be looked at again in the same round
         if tail.deleted_bytes:
-            self._deleted.add(source)
-        if tail.is_finished(now, self._config.rotated_timeout_s) and not source.busy:
+            self._deleted.add(source, self._close)
+        is_over = self.looks.is_over(source, tail, now) or tail.is_finished(now, self._config.rotated_timeout_s)
+        if is_over and not source.busy:
             log_event("source-finished", source=source.name, bytes=tail.position)
             self._close(source, tail)
             return
@@ -129,10 +120,10 @@ class Watch:
 
     def _close(self, source: FileSource, tail: FileTail) -> None:
         """Its bytes are no longer read. The request under way is completed, and ``finished`` is still reported."""
-        source.detach()
+        self._suspects.is_over(tail, source.detach())
         self.looks.forget(tail)
         tail.close()
-        del self._live[tail.key]
+        self._live.pop(tail.key, None)
         self._checkpoint.changed.add(source.name)
         self.wake(source, tail.looked_at)
 
@@ -165,18 +156,31 @@ class Watch:
         self._move(source, copy, now)
         return True
 
-    def _is_remounted(self, tail: FileTail, now: float) -> bool:
-        """Its file system was mounted again, under another number: the source of the file continues in it."""
-        entry = self._lost.candidate(tail)
-        source = self.sources.get(entry.source_id) if entry is not None else None
-        if entry is None or source is None or source.tail is None or not source.wanted(source.tail).is_in(tail):
+    def _is_continued(self, tail: FileTail, now: float) -> bool:
+        """A source continues in it, see `LiveFiles.continued_in`."""
+        source = self._live.continued_in(tail, self._lost)
+        if source is None or source.tail is None:
             return False
         log_event("source-resumed", source=source.name, path=tail.path, position=tail.position)
-        self._lost.remove(entry)
+        self._lost.remove(source.entry)
         self._close(source, source.tail)
         source.retry(now)  # the old mount may have been unreadable
         self._move(source, tail, now)
         return True
+
+    def _went(self, source: FileSource, tail: FileTail, now: float, is_replaced: bool) -> None:
+        """The file was removed while it was closed. What was written to it last may be in a copy, or in its ``.gz``."""
+        self._close(source, tail)
+        if is_replaced and self._move_to_copy(source, tail, "removed while it was closed", now):
+            return
+        reading = grown_gzip(source.entry, tail.path, self._config.patterns)
+        if reading is None and tail.is_unwritten:
+            log_event("source-finished", source=source.name, bytes=tail.position)
+        elif reading is None:
+            log_event("file-gone", source=source.name, position=tail.position)
+        else:
+            log_event("source-resumed", source=source.name, path=reading.path, position=tail.position)
+            source.reading, (source.entry.device, source.entry.inode) = reading, reading.key
 
     def _move(self, source: FileSource, to: FileTail, now: float) -> None:
         source.move_to(to)
@@ -187,15 +191,14 @@ class Watch:
 
     def _is_another(self, tail: FileTail) -> bool:
         """It is known as the file of a source. An inode that a new file uses again does not count."""
-        return tail.key in self._live or self._known.fits(tail)
+        return self._live.owner(tail.key, tail.path, tail.looked_at) is not None or self._known.fits(tail)
 
     def _renew_file(self, tail: FileTail, reason: str, files: FileGroup, now: float, begin: int = 0) -> None:
         """The followed file as a new source, from its beginning, or from ``begin`` on."""
         try:
             renewed = tail.renewed(now)
         except OSError as error:  # the next search finds it again
-            log_event("file-unreadable", path=tail.path, reason=error.strerror)
-            self.failed[tail.path] = error.strerror or "unreadable"
+            self.search.fails(tail.path, error)
             self.search.soon()
             self._live.pop(tail.key, None)
             self.looks.forget(tail)
@@ -219,16 +222,13 @@ class Watch:
         self._lost = KnownFiles((source.entry for key, source in self._live.items() if key not in found), False)
         for key, (path, files) in sorted(found.items(), key=lambda f: (f[0] not in self._known, copy_depth(f[1][0]))):
             self._shown(key, path, files, now)
-        for key, source in self._live.items():
-            if key not in found and source.tail is not None and source.tail.away_since is None:
-                source.tail.away_since = now
-                self._checkpoint.changed.add(source.name)
-                log_event("source-away", source=source.name, size=source.tail.size)
+        self._live.hidden(found, now, self._checkpoint.changed)
         self._suspects.forget(self._live)
         for tail in self._suspects.gone(found, now):
             if (begin := self._begin_of(tail, now, gone=True)) is not None:
                 tail.away_since = now
-                self._start(tail, "first seen; it is gone", self._config.group_of(tail.path), begin)
+                files = self._config.group_of(tail.path)
+                self._start(tail, "first seen; it is gone", self._of_layer(tail, files) or files, begin)
         self.search.keep_failed({path for path, _ in found.values()})
         if not self._started:
             self._first_time(bool(found), now)
@@ -237,7 +237,7 @@ class Watch:
 
     def _shown(self, key: FileKey, path: str, files: FileGroup, now: float, is_hint: bool = False) -> None:
         """A pattern shows the file under this path; as a hint, perhaps under its old one, too, which it keeps then."""
-        source = self._live.get(key)
+        source = self._live.owner(key, path, now)
         if source is None:
             self._take_up(path, files, now)
         elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
@@ -305,12 +305,14 @@ class Watch:
         tail = self.search.open(path, files, self._known, now)
         if tail is None:
             return False
-        if tail.key in self._live:  # renamed since its name was found
+        is_live = self._live.owner(tail.key, tail.path, now) is not None  # renamed since its name was found
+        of_layer = files if away else self._of_layer(tail, files)
+        if of_layer is None or is_live:
             tail.close()
             return False
-        entry = self._known.candidate(tail)
+        files, entry = of_layer, self._known.candidate(tail)
         reason, is_other, intact = "first seen", False, 0
-        if entry is None and self._is_remounted(tail, now):
+        if entry is None and self._is_continued(tail, now):
             return True
         if entry is None and not away:
             begin = self._begin_of(tail, now)
@@ -364,13 +366,10 @@ class Watch:
         """A new source. ``begin``: another one sent what lies before it, or nobody is to."""
         begin = tail.begin_at(max(begin, tail.begin))
         name = source_id(self._config.host, tail.path, self._checkpoint.next_generation(), files.source)
-        seen_ms = int(time.time() * 1000)
-        entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, 0, fingerprint(b""), seen_ms)
-        entry.born_ns, entry.topic = tail.born_ns, files.topic
-        if begin:
-            entry.position = entry.since = begin
-            entry.mark = fingerprint(tail.mark)
-            reason = f"{reason}; it begins at position {begin}"
+        seen_ms, mark = int(time.time() * 1000), fingerprint(tail.mark)
+        entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, begin, mark, seen_ms)
+        entry.born_ns, entry.topic, entry.since = tail.born_ns, files.topic, begin
+        reason += f"; it begins at position {begin}" if begin else ""
         log_event("source-new", source=name, size=tail.size, reason=reason)
         self._add(entry, tail, files, reason)
 
@@ -382,7 +381,7 @@ class Watch:
 
     def _add(self, entry: CheckpointEntry, tail: FileTail | None, files: FileGroup, why: str = "") -> FileSource:
         source = FileSource(entry, tail, self._config, files, self._centres)
-        source.why = why
+        source.why, source.layer = why, self._number
         if tail is not None:
             self._live[tail.key] = source
             self.looks.put(source, 0.0)

@@ -11,6 +11,8 @@ Invariants
 * Generations only rise, even if the clock goes back, so no two incarnations share a sourceId. With the checkpoint lost
   they begin at the present millisecond, above all earlier ones.
 * One client at a time: the folder is locked for as long as the process lives.
+* Each file has at most one entry in a checkpoint. Where it has several topics, the entries of the others are in
+  checkpoints of their own (`Checkpoint.layer`), in folders that clients of older versions do not look at.
 * A folder that was copied to another host gets new sourceIds (`Checkpoint.adopt`): two hosts never share one.
 
 A checkpoint that is missing or unreadable costs duplicates (every file becomes a new source, which its sourceId shows),
@@ -39,6 +41,7 @@ from logferry.client.files.identity import Fingerprint, digest, source_id
 VERSION = 7
 FILE = "checkpoint.json"
 LOCK = "lock"
+TOPICS, MAX_LAYERS = "topics", 16  # the folder of further layers, which are numbered from 2 on
 HEAD_BYTES = 96  # of the first line, which is written last
 # The gateway forgets a silent source after this time; an older entry is of no use.
 FORGET_AFTER_MS = 14 * 86_400_000
@@ -112,8 +115,10 @@ class Checkpoint:
     ``changed``: the sourceIds whose entries the next save has to write; whoever changes an entry adds its name.
     """
 
-    def __init__(self, folder: Path, lock: int) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, lock: int, first: Checkpoint | None = None) -> None:
+        self.folder = folder
+        self._layers = [self]
+        self._first = first or self
         self._lock = lock
         self.entries: dict[str, CheckpointEntry] = {}
         self.changed: set[str] = set()
@@ -147,6 +152,7 @@ class Checkpoint:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 checkpoint = cls(folder, lock)
                 checkpoint._load(set_aside=is_ours)
+                checkpoint._load_layers(set_aside=is_ours)
             except BlockingIOError:
                 text = f"{folder}: another client uses this folder: stop it, or choose another"
                 raise StateUnusable(text) from None
@@ -157,10 +163,22 @@ class Checkpoint:
 
     def close(self) -> None:
         """Unlocks; writes nothing."""
-        open_ones, self._fd, self._lock = (self._fd, self._lock), -1, -1
-        for fd in open_ones:
-            if fd >= 0:
-                os.close(fd)
+        for each in self._layers:
+            open_ones, each._fd, each._lock = (each._fd, each._lock), -1, -1
+            for fd in open_ones:
+                if fd >= 0:
+                    os.close(fd)
+
+    def layer(self, number: int) -> Checkpoint:
+        """This one for 0, and for each further number another one, whose folder its first save creates."""
+        while len(self._layers) <= number:
+            self._layers.append(Checkpoint(self.folder / TOPICS / str(len(self._layers) + 1), -1, self))
+        return self._layers[number]
+
+    @property
+    def used_layers(self) -> int:
+        """Up to the last one that has entries; at least 1."""
+        return max((number for number, each in enumerate(self._layers, 1) if each.entries), default=1)
 
     def put(self, entry: CheckpointEntry) -> None:
         """The next save writes the entry."""
@@ -181,7 +199,7 @@ class Checkpoint:
         self.host, self.machine = mine
         if not any(was and now and was != now for was, now in zip(before, mine)):
             return False
-        log_event("state-copied", folder=self._folder, of=before[0], host=host, files=len(self.entries))
+        log_event("state-copied", folder=self.folder, of=before[0], host=host, files=len(self.entries))
         for entry in self.entries.values():
             entry.source_id = source_id(host, entry.path, self.next_generation())
             entry.dc, entry.since = "", entry.position
@@ -196,8 +214,9 @@ class Checkpoint:
 
     def next_generation(self) -> int:
         """A number that no incarnation has had: Unix time in milliseconds, or one more than the last."""
-        self.generation = max(self.generation + 1, int(time.time() * 1000))
-        return self.generation
+        number = max(self._first.generation + 1, int(time.time() * 1000))
+        self.generation = self._first.generation = number
+        return number
 
     @property
     def is_whole_next(self) -> bool:
@@ -226,7 +245,9 @@ class Checkpoint:
         """Writes a whole checkpoint; the descriptor for appending to it."""
         oldest = int(time.time() * 1000) - FORGET_AFTER_MS
         self.entries = {name: entry for name, entry in self.entries.items() if entry.seen_ms >= oldest}
-        temporary = self._folder / (FILE + ".new")
+        if self._first is not self:
+            self._make_folder()
+        temporary = self.folder / (FILE + ".new")
         crc32, size = 0, HEAD_BYTES
         with open(temporary, "wb", opener=owned) as file:
             file.write(b" " * HEAD_BYTES)
@@ -239,14 +260,16 @@ class Checkpoint:
             file.write(head.ljust(HEAD_BYTES - 1) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self._folder / FILE)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        temporary.replace(self.folder / FILE)
+        _sync_folder(self.folder)
         self._room, self._whole_until = max(size, LEAST_APPENDED_BYTES), time.monotonic() + WHOLE_EVERY_S
-        return os.open(self._folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return os.open(self.folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def _make_folder(self) -> None:
+        for folder in (self.folder.parent, self.folder):
+            with suppress(FileExistsError):
+                folder.mkdir(0o755)
+            _sync_folder(folder.parent)
 
     def _append(self, fd: int) -> None:
         entries = [self.entries[name] for name in self.changed if name in self.entries]
@@ -259,21 +282,35 @@ class Checkpoint:
         self._room -= len(line)
 
     def _load(self, set_aside: bool) -> None:
-        path = self._folder / FILE
+        path = self.folder / FILE
         try:
             self.saved_ns = path.stat().st_mtime_ns
             content = _decode(path)
             self.entries, self.generation = content["entries"], int(content["generation"])
             self.dc, self.host, self.machine = (str(content.get(name, "")) for name in ("dc", "host", "machine"))
             self.boot = str(content.get("boot", ""))
-            self.cuts = load(self._folder)
+            self.cuts = load(self.folder)
         except FileNotFoundError:
-            log_event("state-new", folder=self._folder)
+            log_event("state-new", folder=self.folder)
         except (ValueError, TypeError, KeyError) as error:
             self.saved_ns = 1  # what was sent is not known, so every file may have been begun
             if set_aside:
                 path = path.replace(path.with_name(f"{FILE}.corrupt-{int(time.time() * 1000)}"))
             log_event("state-corrupt", file=path, reason=error)
+
+    def _load_layers(self, set_aside: bool) -> None:
+        there = [number for number in range(1, MAX_LAYERS) if (self.folder / TOPICS / str(number + 1) / FILE).exists()]
+        for number in there:
+            self.layer(number)._load(set_aside)
+        self.generation = max(each.generation for each in self._layers)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def expires_ms(source_retention_ms: int | None) -> int:

@@ -13,6 +13,10 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logferry.client.files.checkpoint import CheckpointEntry
 
 # A rotated file that was compressed is not a new source: its plain incarnation was one. Only a pattern that ends with
 # such a suffix matches these files.
@@ -230,9 +234,37 @@ def leads_to(path: str, key: FileKey) -> bool:
     return (facts.st_dev, facts.st_ino) == key
 
 
+def replace_lost_links(entries: Iterable[CheckpointEntry]) -> None:
+    """Of a file that was found under a symbolic link, only this may be gone."""
+    for entry in entries:
+        if entry.real_path and not os.path.lexists(entry.last_path):
+            entry.last_path, entry.away = entry.real_path, True
+
+
 def folder_is_on(path: str, device: int) -> bool:
     """Whether the folder of ``path`` exists on the file system that the file was on."""
     try:
         return os.stat(os.path.dirname(path)).st_dev == device
     except OSError:
         return False
+
+
+def file_system_is_on(path: str, device: int) -> bool:
+    """Whether the folder of ``path``, or what is left above it, is on the file system that the file was on."""
+    folder = os.path.dirname(path)
+    while True:
+        try:
+            return os.stat(folder).st_dev == device
+        except (FileNotFoundError, NotADirectoryError):
+            folder = os.path.dirname(folder)
+        except OSError:
+            return False
+
+
+def inodes_in(folder: str) -> dict[int, str]:
+    """Paths of the regular files of the folder, by their inodes."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
+    except OSError:
+        return {}

@@ -57,19 +57,25 @@ _LIMIT = "fs.inotify.max_user_watches is reached"
 class Found(NamedTuple):
     """``files``: that may have changed. ``paths``: that appeared. ``gone``: that left, with whether each is a folder.
 
-    ``lost``: events were lost, so anything may have happened.
+    ``lost``: events were lost, so anything may have happened. ``unwritten``: files that had another change before any
+    write, as that of their names.
     """
 
     files: list[FileKey]
     paths: list[str]
     gone: list[str]
     lost: bool
+    unwritten: list[FileKey]
 
 
 class Hints:
-    """``polled``: reason → how many files are polled because of it. ``unusable``: why there are no hints; or empty."""
+    """``polled``: reason → how many files are polled because of it. ``unusable``: why there are no hints; or empty.
 
-    def __init__(self, is_wanted: bool = True) -> None:
+    ``sharers``: so many of these use our share of the user's watches.
+    """
+
+    def __init__(self, is_wanted: bool = True, sharers: int = 1) -> None:
+        self._share = SHARE * sharers
         self.unusable = "" if is_wanted else "not wanted"
         self.is_due = False  # `take` has something; set by the thread of `start`
         self._fd = -1
@@ -92,7 +98,7 @@ class Hints:
         try:
             self._libc: Any = ctypes.CDLL(None, use_errno=True)
             fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-            self._most = int(_MAX_WATCHES.read_text(encoding="ascii")) // SHARE
+            self._most = int(_MAX_WATCHES.read_text(encoding="ascii")) // self._share
         except (OSError, ValueError, AttributeError, MemoryError) as error:
             self.unusable = f"this system has no inotify: {error}"
             return
@@ -148,11 +154,10 @@ class Hints:
             self._paths.pop(wd, None)
             self._libc.inotify_rm_watch(self._fd, wd)
 
-    def arm(self, fd: int, key: FileKey, folder: str, now: float) -> bool:
-        """The next change of the open file is an event. Look at the file afterwards: it may have changed before."""
+    def arm(self, path: bytes, key: FileKey, folder: str, now: float) -> bool:
+        """The next change of the file is an event. Look at the file afterwards: it may have changed before."""
         if self._fd < 0:
             return False
-        path = b"/proc/self/fd/%d" % fd
         if key[0] not in self._reasons:
             self._reasons[key[0]] = self._why_not(path)
         why = "changes come without events" if folder in self._silent else self._reasons[key[0]]
@@ -202,7 +207,7 @@ class Hints:
 
     def take(self) -> Found:
         """What happened since the last call; never waits."""
-        found = Found([], [], [], False)
+        found = Found([], [], [], False, [])
         self.is_due = False
         while self._fd >= 0:
             try:
@@ -219,6 +224,7 @@ class Hints:
                     key = self._files.pop(wd)
                     del self._armed[key]
                     found.files.append(key)
+                    found.unwritten.extend(() if mask & _MODIFY else (key,))
                 elif wd in self._paths:
                     self._of_folder(found, wd, mask, raw[at - size : at].rstrip(b"\0"))
         for key in (*self._armed,) if found.lost else ():

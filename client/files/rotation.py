@@ -54,7 +54,7 @@ def originals(name: str) -> list[str]:
 
 def copy_depth(path: str) -> int:
     """By which an original sorts before its copies."""
-    return len(_original_paths(path))
+    return len(original_paths(path))
 
 
 class WantedCopy(NamedTuple):
@@ -170,14 +170,15 @@ class Suspects:
         return begin
 
     def _begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
-        paths = _original_paths(tail.path)
+        paths = original_paths(tail.path)
         held = self._held.get(tail.key)
         if held is not None and 0 < held.sent_to <= tail.size:
             return held.sent_to
         if held is None and not paths:
             return 0  # most files: with thousands, looking at all the others for each takes longest
         before = [] if held is None else held.similar
-        similar = [each for each in live if (each.path in paths or each in before) and _begins_as(tail, each)]
+        likely = (each for each in live if each.path in paths or each in before)
+        similar = [each for each in likely if each.is_there() and _begins_as(tail, each)]
         is_another = not any(_may_be_of(tail, each) for each in similar)
         is_intact = all(each.is_intact() for each in similar)  # afterwards: a truncation makes them differ, too
         if is_another and is_intact:
@@ -197,7 +198,7 @@ class Suspects:
         return None  # an original that was truncated continues in its copy
 
 
-def _original_paths(path: str) -> list[str]:
+def original_paths(path: str) -> list[str]:
     folder, name = os.path.split(path)
     return [os.path.join(folder, each) for each in originals(name)]
 
@@ -271,9 +272,22 @@ class CompressedFile(ByteSource):
             raise OSError(5, f"damaged: {error}") from None
 
 
-def find_gzip(entry: CheckpointEntry, patterns: Iterable[str]) -> CompressedFile | None:
+def grown_gzip(entry: CheckpointEntry, path: str, patterns: Iterable[str]) -> CompressedFile | None:
+    """The ``.gz`` that gzip made of the file, if it holds more than was sent of it; as `find_gzip`."""
+    try:
+        with open(f"{path}.gz", "rb") as file:  # noqa: PTH123
+            file.seek(-4, os.SEEK_END)
+            size = int.from_bytes(file.read(4), "little")
+    except OSError:
+        return None
+    return None if size == entry.position % (1 << 32) else find_gzip(entry, patterns, [f"{path}.gz"])
+
+
+def find_gzip(
+    entry: CheckpointEntry, patterns: Iterable[str], beside: Iterable[str] | None = None
+) -> CompressedFile | None:
     """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position. None
-    also where such files are sources themselves, by the patterns.
+    also where such files are sources themselves, by the patterns. ``beside``: only these; None: all in its folder.
 
     Reads the one that matches to its end, which takes seconds if it is large.
     """
@@ -281,7 +295,7 @@ def find_gzip(entry: CheckpointEntry, patterns: Iterable[str]) -> CompressedFile
         return None  # too few bytes of it are known
     if any(pattern.endswith(COMPRESSED) for pattern in patterns):
         return None
-    for path in files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
+    for path in beside or files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
         import gzip  # few clients need it, and it takes memory
 
         try:

@@ -6,6 +6,9 @@ Invariants
 * ``mark`` holds the bytes just before ``position``; ``head`` covers the first `HEAD_BYTES` of everything that was ever
   handed out for sending (see `cover`). Every read verifies both: so a file that was truncated and rewritten
   (``copytruncate``, ``>``) is noticed even when it has grown past ``position``.
+* The descriptor of a file that was sent and is quiet may be given up (`give_up`). Whatever needs the bytes takes it
+  again (`take`), and only of a file with the same device, inode and time of birth. Where no birth is known, the content
+  must be the same unless the file is where it was: there it may have been truncated, which every read notices.
 
 `FileChanged` means that the file no longer holds this incarnation. Then a new incarnation begins. Bytes that were never
 read are lost, as they are for every reader of a file that is truncated.
@@ -13,13 +16,12 @@ read are lost, as they are for every reader of a file that is truncated.
 
 from __future__ import annotations
 
+import errno
 import os
-import resource
 import stat
 from typing import NamedTuple, Protocol
 
-from logferry.client.events import log_event
-from logferry.client.files.discover import FileKey
+from logferry.client.files.discover import FileKey, file_system_is_on, find_moved, leads_to
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, MARKS_BACK, Fingerprint, born_ns, fingerprint, grown
 
 LOOK_PAUSE_SHARE = 0.02
@@ -90,8 +92,14 @@ class FileTail(ByteSource):
         self.changed_at = self.looked_at = now
         self.next_look = now
         self.deleted_bytes = 0  # on the disk, freed when this is closed
+        self.is_deleted = False
+        self.is_missing = False  # it was given up, and is no longer where it was
+        self.is_unwritten = False  # it was given up, and an event says that nothing was written until it was removed
         self._fd = fd
-        self._mtime_ns = facts.st_mtime_ns
+        self._place = ""  # where it was when it was given up
+        self._misses = 0
+        self._taken_at = now
+        self._mtime_ns, self._ctime_ns = facts.st_mtime_ns, facts.st_ctime_ns
         self._unverified = True
         self._limit = facts.st_size if once else None
 
@@ -113,7 +121,7 @@ class FileTail(ByteSource):
 
     def renewed(self, now: float) -> FileTail:
         """The same file from its beginning, as a new incarnation. Do not use this one afterwards."""
-        tail = FileTail(self.path, self._fd, now, self._limit is not None)
+        tail = FileTail(self.path, self.fileno(), now, self._limit is not None)
         tail.away_since = self.away_since
         return tail
 
@@ -125,10 +133,108 @@ class FileTail(ByteSource):
     @property
     def may_be_armed(self) -> bool:
         """Its changes may be events of inotify."""
-        return True
+        return not self.is_missing
+
+    @property
+    def is_open(self) -> bool:
+        """It has its descriptor: so no other file can have its inode."""
+        return self._fd >= 0
+
+    @property
+    def watch_path(self) -> bytes:
+        """Leads to the file while this is open, or rests where it was."""
+        return b"/proc/self/fd/%d" % self._fd if self._fd >= 0 else os.fsencode(self._place)
 
     def fileno(self) -> int:
+        """Takes the descriptor again if it was given up. Raises FileNotFoundError if the file is gone."""
+        if self._fd < 0 and not self._find():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._place)
         return self._fd
+
+    # ---- without its descriptor --------------------------------------------------------------------------
+
+    def is_inactive(self, now: float, close_s: float) -> bool:
+        """Sent to its end, and for ``close_s`` nothing of it changed or was needed; never if that is 0."""
+        return 0 < close_s <= now - max(self.changed_at, self._taken_at) and self.position >= self.size
+
+    def give_up(self) -> None:
+        """Closes the descriptor until it is needed again, if the file can be found then."""
+        place = self.real_path()
+        if leads_to(place, self.key):
+            self._place, self.is_unwritten = place, False
+            self.close()
+
+    def is_there(self) -> bool:
+        """It is open, or is now, and stays so for a while. Else it could not be opened, or ``is_missing``."""
+        try:
+            return self._fd >= 0 or self._find()
+        except OSError:
+            return False
+
+    def _find(self) -> bool:
+        """Opens it where it was, or under another name in that folder."""
+        if self._place and not self.take(self._place):
+            moved = find_moved(self._place, self.key)
+            self.is_missing = moved is None or not self.take(moved)
+        return self._fd >= 0
+
+    def take(self, path: str) -> bool | None:
+        """Continues with the file at ``path`` if that is this one. False: another file has its inode, so it was
+        removed; None: there is no such file.
+        """
+        found = None if self._fd >= 0 else FileTail.open(path, self.looked_at)
+        if found is None:
+            return True if self._fd >= 0 else None
+        try:
+            if found.key != self.key:
+                return None
+            if not self._is_same(found):
+                return False
+            self._fd, found._fd = found._fd, -1
+        finally:
+            found.close()
+        self._taken_at, self._unverified = self.looked_at, True
+        self.is_missing, self._misses = False, 0
+        return True
+
+    def _is_same(self, found: FileTail) -> bool:
+        if self.born_ns and found.born_ns:
+            return self.born_ns == found.born_ns
+        if found.path == self._place and self.away_since is None:
+            return True
+        return self.head.length > 0 and not found.differs(self.head, self.position, fingerprint(self.mark))
+
+    def _rests(self) -> bool:
+        """It was given up, and nothing changed since then, or it is not where it was."""
+        if self._fd >= 0:
+            return False
+        try:
+            facts = os.stat(self._place)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            self.is_missing = True
+            return True
+        known = (*self.key, self.size, self._mtime_ns, self._ctime_ns)
+        if (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) == known:
+            self.is_missing = False
+            return True
+        self.is_missing = not self.take(self._place)
+        return self.is_missing
+
+    def misses(self, moved: str | None) -> int:
+        """To be called when a search did not show it. ``moved``: a file with its inode in the folder where it was.
+
+        So many searches in a row did not find it while it was given up. 0: it is open; or its file system is not there,
+        which may be mounted again.
+        """
+        try:
+            if not self._rests() or not self.is_missing or (moved is not None and self.take(moved)):
+                return 0
+        except OSError:
+            return 0
+        self._misses = self._misses + 1 if file_system_is_on(self._place, self.key[0]) else 0
+        return self._misses
+
+    # ---- looks and reads ---------------------------------------------------------------------------------
 
     @property
     def begin(self) -> int:
@@ -149,9 +255,13 @@ class FileTail(ByteSource):
             return False
         is_changed = False
         self.next_look = now + min((now - self.changed_at) * LOOK_PAUSE_SHARE, LONGEST_LOOK_PAUSE_S)
+        if self._rests():
+            self.looked_at = self.looked_at if self.is_missing else now
+            return False
         facts = os.fstat(self._fd)
-        self.looked_at = now
-        self.deleted_bytes = 0 if facts.st_nlink else facts.st_blocks * 512
+        self.looked_at, self._ctime_ns = now, facts.st_ctime_ns
+        self.is_deleted = not facts.st_nlink
+        self.deleted_bytes = facts.st_blocks * 512 if self.is_deleted else 0
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self._mtime_ns):
             self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
             self.next_look = now
@@ -166,7 +276,7 @@ class FileTail(ByteSource):
 
     def differs(self, head: Fingerprint, position: int, mark: Fingerprint) -> str:
         """Why this is not the incarnation with this head and mark; empty when it is."""
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self.fileno()).st_size
         if size < position:
             return f"truncated: it holds {size} bytes, {position} were sent"
         if fingerprint(self.pread(head.length, 0)) != head:
@@ -177,6 +287,8 @@ class FileTail(ByteSource):
 
     def real_path(self) -> str:
         """Of the open file, so that nobody can turn a link between a check and the opening."""
+        if self._fd < 0:
+            return self._place
         try:
             return os.readlink(f"/proc/self/fd/{self._fd}").removesuffix(" (deleted)")  # noqa: PTH115
         except OSError:
@@ -188,7 +300,7 @@ class FileTail(ByteSource):
 
     def pread(self, size: int, position: int) -> bytes:
         """The bytes there now, whatever was sent."""
-        return os.pread(self._fd, size, position)
+        return os.pread(self.fileno(), size, position)
 
     def earlier_marks(self) -> tuple[tuple[int, str], ...]:
         """Positions beyond the head, each with the digest of the `MARK_BYTES` before it; the nearest one first."""
@@ -202,7 +314,7 @@ class FileTail(ByteSource):
         """
         position, mark = place or self.place
         wanted = min(limit, max(self.end - position, 0))
-        data = os.pread(self._fd, wanted, position)  # first: what is verified afterwards is no older
+        data = os.pread(self.fileno(), wanted, position)  # first: what is verified afterwards is no older
         before = len(mark)
         if os.pread(self._fd, before, position - before) != mark:
             raise FileChanged(f"the {before} bytes before position {position} are not what they were")
@@ -213,7 +325,7 @@ class FileTail(ByteSource):
     def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
         position, _ = place or self.place
         begin = max(position - limit, 0)
-        return os.pread(self._fd, position - begin, begin)
+        return self.pread(position - begin, begin)
 
     def cover(self, data: bytes | memoryview, start: int | None = None) -> bool:
         """Extends ``head`` over ``data``, read at ``start`` (None: at ``position``) and about to be sent; True if it
@@ -224,7 +336,7 @@ class FileTail(ByteSource):
         start = self.position if start is None else start
         if self.head.length >= min(HEAD_BYTES, start + len(data)):
             return False
-        raw = os.pread(self._fd, HEAD_BYTES, 0)
+        raw = self.pread(HEAD_BYTES, 0)
         new = raw[start:]
         if fingerprint(raw[: self.head.length]) != self.head or data[: len(new)] != new[: len(data)]:
             raise FileChanged(f"its first {len(raw)} bytes were changed while they were read")
@@ -232,11 +344,11 @@ class FileTail(ByteSource):
         return True
 
     def go_to(self, position: int) -> None:
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self.fileno()).st_size
         if position > size:
             raise FileChanged(f"the gateway has recorded {position} bytes of it, it holds {size}")
         begin = max(position - MARK_BYTES, 0)
-        self.mark = os.pread(self._fd, position - begin, begin)
+        self.mark = self.pread(position - begin, begin)
         self.position = position
 
     def begin_at(self, position: int) -> int:
@@ -251,9 +363,9 @@ class FileTail(ByteSource):
         return self._limit is not None or now - self.changed_at >= idle_s
 
     def is_finished(self, now: float, timeout_s: float) -> bool:
-        """Renamed or removed, sent to its end, and not written to for a time."""
+        """Renamed or removed, sent to its end, and not written to for a time. One that is missing may come again."""
         quiet = self.away_since is not None and now - max(self.away_since, self.changed_at) >= timeout_s
-        return quiet and self.position >= self.size
+        return quiet and self.position >= self.size and not self.is_missing
 
 
 class BufferedRemainder(ByteSource):
@@ -282,12 +394,3 @@ class BufferedRemainder(ByteSource):
             raise FileChanged(f"the gateway is at {position}, kept are {self._start} to {self.end}")
         self.mark = grown(self._start_mark, self._data[: position - self._start])
         self.position = position
-
-
-def raise_file_limit() -> None:
-    """Every followed file stays open, so that a rotated one can be read to its end."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError) as error:
-        log_event("file-limit", reason=error)

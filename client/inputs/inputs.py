@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Protocol
 
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import CheckpointEntry, StateUnusable
@@ -17,7 +17,7 @@ from logferry.client.inputs.spool import Spool
 
 FOLDER, SUFFIX = "spool", ".spool"
 CLOSE_S = 3.0
-EntryAt = Callable[[FileKey], Optional[CheckpointEntry]]
+EntriesAt = Callable[[FileKey], Sequence[CheckpointEntry]]  # of a spool's sources, one for each topic
 
 
 class Input(Protocol):
@@ -109,22 +109,23 @@ class Inputs:
         """A spool is so full that its space should be freed soon."""
         return any(spool.used_bytes > spool.limit // 2 for spool in self.spools.values())
 
-    def before_save(self, entry_at: EntryAt) -> list[str]:
-        """Plans what to free. Returns the sources whose entries the checkpoint must store before `saved`."""
+    def before_save(self, entries_at: EntriesAt) -> list[str]:
+        """Plans what to free: what all topics have. Returns the sources whose entries must be stored before `saved`."""
         changed = []
         for spool in self.spools.values():
-            entry = entry_at(spool.key)
-            target = spool.free_to(entry.position) if entry is not None else 0
-            if entry is not None and target > entry.since:
-                entry.since = target
-                changed.append(entry.source_id)
+            entries = entries_at(spool.key)
+            target = spool.free_to(min((entry.position for entry in entries), default=0))
+            for entry in entries:
+                if target > entry.since:
+                    entry.since = target
+                    changed.append(entry.source_id)
         return changed
 
-    def saved(self, entry_at: EntryAt) -> None:
+    def saved(self, entries_at: EntriesAt) -> None:
         for spool in self.spools.values():
-            entry = entry_at(spool.key)
-            if entry is not None:
-                spool.free(entry.position)
+            entries = entries_at(spool.key)
+            if entries:
+                spool.free(min(entry.position for entry in entries))
 
     def close(self) -> None:
         """What was taken is in the spools afterwards, as far as their disk takes it."""

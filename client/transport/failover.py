@@ -2,7 +2,8 @@
 
 The first data centre is the preferred one. The client leaves it when none of its gateways has worked for
 ``failover_s``, and only for a data centre that answers. It fails back when the preferred one has answered every probe
-for ``failback_s``.
+for ``failback_s``. Each wait is longer by a random part, up to `SPREAD` of it, drawn when it begins: clients that lost
+a data centre at the same moment neither leave it nor return to it together.
 
 A data centre is judged as a whole: any answer of any of its gateways that is not a 5xx, to any source, shows that it
 works. Refusals and quotas are answers, too: they are meant, and must not be evaded by a failover.
@@ -10,17 +11,22 @@ works. Refusals and quotas are answers, too: they are meant, and must not be eva
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 PROBE_S = 5.0
+SPREAD = 0.25
 STALE_S = 60.0  # failures further apart show nothing about the time between them
 
 
 class _Centre:
+    """``longer``: the factor of its present wait: until it is left, or until it is gone back to."""
+
     def __init__(self) -> None:
         self.works_since: float | None = None
         self.fails_since: float | None = None
+        self.longer = 1.0
         self.answered_at = self.failed_at = self.probed_at = float("-inf")
 
 
@@ -45,17 +51,18 @@ class FailoverPolicy:
         """The outcome of a request to a data centre, or of a probe."""
         centre = self._centres[number]
         if works:
+            if centre.works_since is None:
+                centre.works_since, centre.longer = now, random.uniform(1, 1 + SPREAD)
             centre.fails_since, centre.answered_at = None, now
-            centre.works_since = now if centre.works_since is None else centre.works_since
             return
         if centre.fails_since is None or now - centre.failed_at > STALE_S:
-            centre.fails_since = now
+            centre.fails_since, centre.longer = now, random.uniform(1, 1 + SPREAD)
         centre.failed_at, centre.works_since = now, None
 
     def is_gone(self, number: int, now: float) -> bool:
-        """Every attempt has failed for ``failover_s``."""
+        """Every attempt has failed for ``failover_s`` and its random part."""
         centre = self._centres[number]
-        return centre.fails_since is not None and now - centre.fails_since >= self._failover_s
+        return centre.fails_since is not None and now - centre.fails_since >= self._failover_s * centre.longer
 
     def others(self, now: float) -> list[int]:
         """The other data centres that are not gone."""
@@ -96,8 +103,8 @@ class FailoverPolicy:
 
     def _back(self, now: float) -> tuple[int, str] | None:
         for number in range(self.here):
-            since = self._centres[number].works_since
-            if since is not None and now - since >= self._failback_s and self._answers(number, now):
+            since, longer = self._centres[number].works_since, self._centres[number].longer
+            if since is not None and now - since >= self._failback_s * longer and self._answers(number, now):
                 return number, f"{self.names[number]} has answered for {now - since:.0f} s again"
         return None
 

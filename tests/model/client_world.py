@@ -72,8 +72,12 @@ class Told(logging.Handler):
 class ClientWorld:
     """A folder of files, the data centres and the client, if it runs; ``now`` is the clock."""
 
-    def __init__(self, record_start: re.Pattern[bytes] | None, centres: int) -> None:
+    def __init__(
+        self, record_start: re.Pattern[bytes] | None, centres: int, close_s: float = 0.0, topics: int = 1
+    ) -> None:
         self.record_start = record_start
+        self.close_s = close_s
+        self.topics = ["t", "u"][:topics]  # of every file
         self.fallbacks = (DataCentre("second", (SECOND,)),) * (centres - 1)
         self.root = Path(tempfile.mkdtemp(prefix="logferry-model-"))
         (self.root / "logs" / "sub").mkdir(parents=True)
@@ -82,6 +86,7 @@ class ClientWorld:
         for url, gateway in self.centres.of.items():
             gateway.other_url = f"{url}/owner"
             gateway.is_one_of_many = centres > 1
+            gateway.topics.update(self.topics)
         self.at: dict[str, Incarnation] = {}  # files under a name that patterns see
         self.gone: list[tuple[Incarnation, bool]] = []  # no longer; is it still in its folder?
         self.unseen: dict[Path, Incarnation] = {}  # renamed to where no pattern sees them
@@ -110,7 +115,7 @@ class ClientWorld:
             failback_s=30.0,
             state_dir=str(self.root / "state"),
             host=self.host,
-            files=(Patterns((str(self.root / "logs" / "**" / "*.log*"),), "t", record_start=self.record_start),),
+            files=(self.patterns(),),
             chunk_bytes=1024,
             line_bytes=2048,
             request_bytes=2048,
@@ -120,6 +125,12 @@ class ClientWorld:
         checkpoint = Checkpoint.open(Path(config.state_dir))
         agent = Agent(config, checkpoint, self.now)
         self.client = agent, checkpoint, Pusher(self.clusters(config), self.centres)
+
+    def patterns(self) -> Patterns:
+        every = (str(self.root / "logs" / "**" / "*.log*"),)
+        of_topic = Patterns(every, "", record_start=self.record_start, close_inactive_s=self.close_s)
+        first, *more = (of_topic._replace(topic=topic) for topic in self.topics)
+        return first._replace(more=tuple(more))
 
     def clusters(self, config: Config) -> list[GatewayCluster]:
         return [GatewayCluster(centre.urls, None) for centre in config.data_centres]
@@ -187,10 +198,14 @@ class ClientWorld:
         """A reboot while the client is down, or a new mount."""
         self.is_renumbered = True  # then a file that is gone is not told from one that is not mounted
         checkpoint = Checkpoint.open(self.root / "state")
-        for entry in checkpoint.entries.values():
-            entry.device += 1
-        checkpoint.save()
+        for layer in self.layers(checkpoint):
+            for entry in layer.entries.values():
+                entry.device += 1
+            layer.save()
         checkpoint.close()
+
+    def layers(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        return [checkpoint.layer(number) for number in range(len(self.topics))]
 
     def copy_to_another_host(self) -> None:
         """The first host continues and writes more; the client starts with the files and the state on another one."""
@@ -271,8 +286,12 @@ class ClientWorld:
         return self.root / "logs" / name
 
     def recorded(self, incarnation: Incarnation) -> int:
-        stored = [s for s in self.centres.together().values() if s.chunks]
-        return max((begin_of(s) + len(s.content()) for s in stored if fits(incarnation, s)), default=0)
+        """So much of it is in each topic."""
+        found = dict.fromkeys(self.topics, 0)
+        for stored in self.centres.together().values():
+            if stored.chunks and fits(incarnation, stored):
+                found[stored.topic] = max(found[stored.topic], begin_of(stored) + len(stored.content()))
+        return min(found.values())
 
     def line(self, size: int = 0, end: bytes = b"\n") -> bytes:
         """Unlike all others in each part, not UTF-8, with a NUL."""
@@ -337,6 +356,15 @@ class ClientWorld:
         checkpoint.close()
         self.centres.of[FIRST].is_one_of_many = True  # so a heartbeat may be beyond what it knows
 
+    def take(self, name: str) -> Incarnation:
+        """It will have another name, or none. The client cannot read the rest of one that it has closed."""
+        incarnation = self.at.pop(name)
+        facts = self.path(name).stat()
+        source = self.client[0].watch.source_at((facts.st_dev, facts.st_ino)) if self.client else None
+        if source is not None and source.tail is not None and not source.tail.is_open:
+            incarnation.seen = False
+        return incarnation
+
     def goes(self, incarnation: Incarnation, in_folder: bool) -> None:
         """No pattern sees it any more: what can still arrive of it?"""
         self.renamed = None
@@ -352,7 +380,8 @@ class ClientWorld:
             return False
         inodes = {path.stat().st_ino for path, each in self.unseen.items() if each is incarnation}
         checkpoint = self.client[1] if self.client else Checkpoint.open(self.root / "state")
-        is_known = any(entry.inode in inodes for entry in checkpoint.entries.values())
+        layers = self.layers(checkpoint)
+        is_known = all(any(entry.inode in inodes for entry in layer.entries.values()) for layer in layers)
         if not self.client:
             checkpoint.close()
         return is_known
@@ -371,6 +400,7 @@ class ClientWorld:
         for gateway in self.centres.of.values():
             gateway.faults.clear()
             gateway.is_away = False
+            gateway.topics.update(self.topics)
         if not self.client:
             self.start()
         quiet = 0
@@ -382,8 +412,13 @@ class ClientWorld:
         raise AssertionError("the client does not come to rest")
 
     def check(self) -> None:
+        for topic in self.topics:
+            sources = {name: stored for name, stored in self.centres.together().items() if stored.chunks}
+            self.check_topic({name: stored for name, stored in sources.items() if stored.topic == topic})
+
+    def check_topic(self, sources: dict[str, Stored]) -> None:
+        """All of this holds for each topic, whatever is in the other one."""
         found: dict[int, dict[str, tuple[int, int]]] = {}
-        sources = {name: stored for name, stored in self.centres.together().items() if stored.chunks}
         fitting = {
             name: [number for number, incarnation in enumerate(self.all) if fits(incarnation, stored)]
             for name, stored in sources.items()

@@ -37,7 +37,7 @@ class SyncedFolder:
             path = Path(f"/proc/self/fd/{fd}").readlink()
             if path == self._folder:
                 self._names = {file.name: file.stat().st_ino for file in self._folder.iterdir()}
-            elif path.parent == self._folder:
+            elif path.parent == self._folder and path.is_file():
                 self._contents[os.fstat(fd).st_ino] = path.read_bytes()
 
         return sync

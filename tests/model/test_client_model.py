@@ -8,11 +8,13 @@ end. What must hold when everything has come to rest:
 * No incarnation is in two sources: nothing is doubled. But after a copy of the state folder to another host a new
   source begins behind the position that the checkpoint had.
 * An incarnation is there whole, unless it was out of the client's reach: truncated (what had not been sent is
-  lost), removed while the client was down, or renamed to where no pattern sees it before the client had ever
-  seen it. Then what was recorded at that moment is there at least.
+  lost), removed while the client was down or had closed it, or renamed to where no pattern sees it before the client
+  had ever seen it. Then what was recorded at that moment is there at least.
 * Where an incarnation of which something was recorded did not arrive whole, the client told which source it is.
 * Where there are two data centres, which go away and come back: all of this holds for what both have together, after
   equal copies were dropped. Chunks of the same source and seqno hold the same bytes.
+* Where a file has two topics, which may be refused for a while: all of this holds for each of them, and their order
+  may change.
 * A chunk without ``split`` holds whole lines; where lines are gathered into records, it begins with a record.
 
 * After a loss of power a file has less, or other bytes at its end: another incarnation, if bytes are missing that were
@@ -40,9 +42,14 @@ from tests.support.fake_gateway import FAULTS, Killed
 
 
 class Files(RuleBasedStateMachine):
-    @initialize(record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))), centres=st.integers(1, 2))
-    def begin(self, record_start: re.Pattern[bytes] | None, centres: int) -> None:
-        self.world = ClientWorld(record_start, centres)
+    @initialize(
+        record_start=st.sampled_from((None, starts_record(r"\d*[05]\D"))),
+        centres=st.integers(1, 2),
+        close_s=st.sampled_from((0.0, 4.0)),
+        topics=st.integers(1, 2),
+    )
+    def begin(self, record_start: re.Pattern[bytes] | None, centres: int, close_s: float, topics: int) -> None:
+        self.world = ClientWorld(record_start, centres, close_s, topics)
 
     # ---- the client ------------------------------------------------------------------------------------------
 
@@ -51,12 +58,31 @@ class Files(RuleBasedStateMachine):
     def client_starts(self) -> None:
         self.world.start()
 
+    @precondition(lambda self: self.world.client and len(self.world.topics) > 1)
+    @rule(killed=st.booleans(), size=st.sampled_from((0, 300)))
+    def client_starts_again_with_another_order_of_topics(self, killed: bool, size: int) -> None:
+        for _ in range(3):
+            self.world.append(NAMES[0], 1, size)
+            if self.world.client:
+                self.world.step(9)
+        if self.world.client:
+            assert killed or self.world.client[0].remember(self.world.now)
+            self.world.kill()
+        self.world.topics.reverse()
+        self.world.start()
+
     @precondition(lambda self: self.world.client is None)
     @rule()
     def devices_are_renumbered(self) -> None:
         self.world.renumber_devices()
 
-    @precondition(lambda self: not self.world.fallbacks and not self.world.copies)
+    @precondition(lambda self: len(self.world.topics) > 1)
+    @rule(url=st.sampled_from((FIRST, SECOND)), topic=st.sampled_from("tu"), is_there=st.booleans())
+    def a_topic_is_refused_or_taken_again(self, url: str, topic: str, is_there: bool) -> None:
+        topics = self.world.centres.of[url].topics
+        (topics.add if is_there else topics.discard)(topic)
+
+    @precondition(lambda self: not self.world.fallbacks and not self.world.copies and len(self.world.topics) == 1)
     @rule(data=st.data(), undone=st.booleans(), survives=st.booleans())
     def the_power_fails(self, data: st.DataObject, undone: bool, survives: bool) -> None:
         end = st.tuples(st.sampled_from((0, 1, 40, 700, 3000, 1 << 20)), st.booleans())
@@ -97,6 +123,15 @@ class Files(RuleBasedStateMachine):
             if self.world.client:
                 self.world.step(room, dice=dice)
             self.world.now += pause_s
+
+    @precondition(lambda self: self.world.client and self.world.close_s)
+    @rule()
+    def files_are_quiet(self) -> None:
+        """So long that the client closes them."""
+        for _ in range(4):
+            if self.world.client:
+                self.world.step(9)
+            self.world.now += self.world.close_s
 
     @precondition(lambda self: self.world.client)
     @rule(late_s=st.sampled_from((0.5, 2.0, 400.0)))
@@ -181,7 +216,7 @@ class Files(RuleBasedStateMachine):
     def a_file_is_renamed(self, data: st.DataObject, where: str, late: int) -> None:
         """``late``: so often its writer, who has it open, still writes; the client may look in between."""
         name = data.draw(st.sampled_from(sorted(self.world.at)))
-        incarnation = self.world.at.pop(name)
+        incarnation = self.world.take(name)
         self.world.serial += 1
         new = {
             "seen": self.world.path(f"{name}.{self.world.serial}"),
@@ -217,7 +252,7 @@ class Files(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_file_is_removed(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.world.at)))
-        incarnation = self.world.at.pop(name)
+        incarnation = self.world.take(name)
         self.world.path(name).unlink()
         self.world.goes(incarnation, in_folder=False)
 
@@ -229,7 +264,7 @@ class Files(RuleBasedStateMachine):
         packed = path.with_name(path.name + ".gz")
         packed.unlink(missing_ok=True)  # as gzip does: a new file
         packed.write_bytes(gzip.compress(path.read_bytes(), 1))
-        self.world.goes(self.world.at.pop(name), in_folder=False)
+        self.world.goes(self.world.take(name), in_folder=False)
         path.unlink()
 
     @precondition(lambda self: self.world.at)
@@ -237,7 +272,7 @@ class Files(RuleBasedStateMachine):
     def a_file_is_recreated(self, data: st.DataObject, lines: int, size: int) -> None:
         """With the same inode, where the file system uses it again and no client has it open."""
         name = data.draw(st.sampled_from(sorted(self.world.at)))
-        self.world.goes(self.world.at.pop(name), in_folder=False)
+        self.world.goes(self.world.take(name), in_folder=False)
         self.world.path(name).unlink()
         self.world.append(name, lines, size)
 
@@ -246,7 +281,7 @@ class Files(RuleBasedStateMachine):
     def a_file_is_replaced(self, data: st.DataObject) -> None:
         """A new file is renamed over it."""
         name = data.draw(st.sampled_from(sorted(self.world.at)))
-        self.world.goes(self.world.at.pop(name), in_folder=False)
+        self.world.goes(self.world.take(name), in_folder=False)
         self.world.append(".new", 2)
         self.world.at[name] = self.world.at.pop(".new")
         self.world.path(".new").rename(self.world.path(name))

@@ -26,14 +26,19 @@ class TwoCentres:
     def together(self) -> dict[str, Stored]:
         """What both hold of each source, in order. Chunks of the same source and seqno have to hold the same bytes."""
         found: dict[str, dict[int, Chunk]] = {}
+        topics: dict[str, str] = {}
         for gateway in self.of.values():
             for name, stored in gateway.sources.items():
+                topics[name] = stored.topic
                 seqnos = [chunk.seqno for chunk in stored.chunks]
                 assert seqnos == sorted(set(seqnos)), (name, seqnos)
                 for chunk in stored.chunks:
                     known = found.setdefault(name, {}).setdefault(chunk.seqno, chunk)
                     assert known.data == chunk.data, f"{name}, {chunk.seqno}: {known.data!r} and {chunk.data!r}"
-        return {name: Stored(chunks=[chunks[seqno] for seqno in sorted(chunks)]) for name, chunks in found.items()}
+        return {
+            name: Stored(topics[name], chunks=[chunks[seqno] for seqno in sorted(chunks)])
+            for name, chunks in found.items()
+        }
 
     def copies(self) -> int:
         """Chunks that both hold."""

@@ -180,6 +180,7 @@ PURE = (
 ALSO = {
     "loaders.planning.ledger_entry": {"pathlib"},
     "client.agent.schedule": {"random"},
+    "client.transport.failover": {"random"},
 }
 # What runs where pyspark is not installed, and what the push-client's one file holds.
 WITHOUT_SPARK = (

@@ -30,13 +30,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture
-def topic(stack: Stack, topic_name: str) -> str:
+def created(stack: Stack, topic_name: str) -> str:
     body = json.dumps({"partitions": PARTITIONS}).encode()
     request = urllib.request.Request(f"{stack.urls()[0]}/v1/topics/{quote(topic_name)}", data=body, method="PUT")
     with urllib.request.urlopen(request, timeout=BOUND_S):
         pass
     return topic_name
+
+
+@pytest.fixture
+def topic(stack: Stack, topic_name: str) -> str:
+    return created(stack, topic_name)
 
 
 class Push:
@@ -52,9 +56,15 @@ class Push:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str, pattern: str = "**") -> subprocess.Popen[bytes]:
+        files = [str(self.logs / pattern)] if "--config" not in self._command else []
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen([*self._command, *options, str(self.logs / pattern)], stderr=log)
+            self.process = subprocess.Popen([*self._command, *options, *files], stderr=log)
         return self.process
+
+    def configure(self, path: Path, topics: str) -> None:
+        """``topics``: of all files, as TOML."""
+        path.write_text(f'[[files]]\npaths = "{self.logs}/**"\ntopics = {topics}\n')
+        self._command += [] if "--config" in self._command else ["--config", str(path)]
 
     def once(self, pattern: str = "**") -> None:
         status = self.start("--once", pattern=pattern).wait(BOUND_S)
@@ -213,3 +223,43 @@ def test_files_that_are_gone_once_they_were_opened_and_lines_that_are_left_out(
     (push.logs / "debug.log").write_bytes(b"debug\n" * 3)
     wanted = sorted([b"", b"one\n", *(b"%d\n" % number for number in range(30))])
     until(lambda: sorted(stored(stack, topic).values()) == wanted)
+
+
+def test_two_topics_have_every_byte_of_files_while_the_client_is_killed(
+    stack: Stack, topic: str, push: Push, tmp_path: Path
+) -> None:
+    """The second topic does not exist at first, and their order changes; a third one has a filter of its own."""
+    chance = random.Random(7)
+    other = f"{topic}-audit"
+    push.configure(tmp_path / "push.toml", f'["{topic}", "{other}"]')
+    process = push.start()
+    for number in range(24):
+        for name in ("a.log", "b.log"):
+            path = push.logs / name
+            if path.exists() and chance.random() < 0.2:
+                path.rename(path.with_name(f"{name}.{number}"))
+            with path.open("ab") as file:
+                file.writelines(b"%s %d %d\n" % (name.encode(), number, chance.randrange(1 << 60)) for _ in range(500))
+        if number == 8:
+            until(lambda: bool(stored(stack, topic)))  # though the other topic is refused
+            created(stack, other)
+        if number % 4 == 3:
+            time.sleep(chance.uniform(0.0, 0.4))  # a random moment
+            process.kill()
+            assert process.wait() < 0
+            push.configure(
+                tmp_path / "push.toml", chance.choice([f'["{topic}", "{other}"]', f'["{other}", "{topic}"]'])
+            )
+            process = push.start()
+    push.stop()
+    push.once()
+    files = held(push.logs)
+    assert sorted(stored(stack, topic).values()) == files
+    assert sorted(stored(stack, other).values()) == files
+    third = created(stack, f"{topic}-filtered")
+    only = f'{{ topic = "{third}", include_lines = "^a.log 3 " }}'
+    push.configure(tmp_path / "push.toml", f'["{other}", {only}, "{topic}"]')
+    push.once()
+    wanted = b"".join(line for content in files for line in content.splitlines(True) if line.startswith(b"a.log 3 "))
+    assert b"".join(stored(stack, third).values()) == wanted
+    assert sorted(stored(stack, topic).values()) == sorted(stored(stack, other).values()) == files

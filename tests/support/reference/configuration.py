@@ -50,6 +50,8 @@ _PUSH_MEANINGS: Final = {
     "gzip": '`false`: the same as `compression = "none"`',
     "compression": "of requests: `gzip`, `none`, or `zstd`, which needs Python 3.14 or the package `zstandard`",
     "files[].paths": "glob patterns of the files; without `[[files]]` they are arguments of the command",
+    "files[].topics": "several topics, in place of `topic`: names, or tables with `topic` and settings of `[[files]]`"
+    " (not `paths`, `exclude`, `ignore_older_s`)",
     "files[].exclude": "further files to leave out",
     "files[].attributes": "further attributes; one of the same name replaces the top-level one",
     "datacenters[].name": "name of the data centre in log events and in the checkpoint",
@@ -57,6 +59,8 @@ _PUSH_MEANINGS: Final = {
     "inputs[].type": "`stdin`, `syslog` or `journald`",
     "inputs[].name": "name of the input in status and metrics, and of its spool in the state folder",
     "inputs[].source": "what its source id begins with",
+    "inputs[].topics": "several topics, in place of `topic`: names, or tables with `topic`, `attributes`,"
+    " `record_start`, `cut_lines`",
     "inputs[].attributes": "further attributes; one of the same name replaces the top-level one",
     "inputs[].record_start": "`stdin`: pattern of a record's first line",
     "inputs[].cut_lines": "`stdin`: cut lines that are too long instead of splitting them",
@@ -90,6 +94,7 @@ _PUSH_DEFAULTS: Final = {
     "files[].encoding": "top-level `encoding`",
     "files[].start_at": "top-level `start_at`",
     "files[].ignore_older_s": "top-level `ignore_older_s`",
+    "files[].close_inactive_s": "top-level `close_inactive_s`",
     "files[].format": "top-level `format`",
     "files[].line_fields": "top-level `line_fields`",
     "line_fields": "`time stream`",
@@ -263,7 +268,7 @@ def _push() -> list[Setting]:
     helps = {action.dest: action.help or "" for action in options._parser()._actions}
     kinds = {
         **options._OF_ALL,
-        **{f"files[].{name}": kind for name, kind in {"paths": options._TEXTS, **options._OF_FILES}.items()},
+        **{f"files[].{name}": kind for name, kind in options._OF_GROUPS.items()},
         **{f"datacenters[].{name}": kind for name, kind in options._OF_CENTRES.items()},
         **{f"inputs[].{name}": kind for name, kind in options._OF_INPUTS.items()},
     }

@@ -21,7 +21,8 @@ class Client:
         self.root = root
         self.gateway = gateway
         self.now = 0.0
-        of_files = {name: options.pop(name) for name in ("exclude", "record_start", "cut_lines") if name in options}
+        names = ("exclude", "record_start", "cut_lines", "close_inactive_s")
+        of_files = {name: options.pop(name) for name in names if name in options}
         files = FileGroup((str(root / "*.log*"),), "t", attributes={"env": "test"}, **of_files)
         self.config = Config(
             options.pop("data_centres", (DataCentre("g:1", ("http://g:1",)),)), state_dir=str(root / "state"), host="h",

@@ -137,3 +137,17 @@ def test_a_name_that_is_no_utf_8_and_one_that_steers_the_terminal(
         "\\x9b2J\\u202e.log",
         "\\udcff\\x1b[2J.log",
     ]
+
+
+def test_each_topic_of_a_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\ntwo\n")
+    known(tmp_path, "a.log", 4)
+    text = f'url = "http://127.0.0.1:1"\nstate_dir = "{tmp_path}/state"\nhost = "h"\n'
+    (tmp_path / "push.toml").write_text(f'{text}[[files]]\npaths = "{tmp_path}/*.log"\ntopics = ["t", "u"]\n')
+    assert main(["--config", str(tmp_path / "push.toml"), "--check"]) == 0
+    assert capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines() == [
+        "send  a.log -> t: 4 bytes, from position 4",
+        "send  a.log -> u: 8 bytes, as a new source: first seen",
+        "1 files, 12 bytes; the gateway decides where each resumes",
+    ]
+    assert not (tmp_path / "state" / "topics").exists()

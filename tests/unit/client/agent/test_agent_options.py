@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from logferry.client.agent.config import DataCentre, FileGroup, parse
 from logferry.client.agent.main import main
+from logferry.client.files.lines import LineRules
 
 WHOLE = """
 url = ["https://gw1:8443", "https://gw2:8443"]
@@ -149,6 +150,18 @@ FILES = '[[files]]\npaths = "/a"\n'
         (BASE + "fallback_url = ['http://i', 'http://h:1']\n" + FILES, [], "two data centres have the same gateway"),
         (BASE + "failover_s = 0\n" + FILES, [], "push.toml: failover_s 0 is not between 1 and 86400"),
         (BASE + "pin = '00'\n" + FILES, [], "push.toml: pin: '00'"),
+        (BASE + FILES + "topics = 'a'\n", [], "push.toml: files[0].topics: must be a list of names, or of tables"),
+        (BASE + FILES + "topics = []\n", [], "push.toml: files[0].topics: must be 1 to 16 different topics"),
+        (BASE + FILES + "topics = ['a', 'a']\n", [], "push.toml: files[0].topics: must be 1 to 16 different topics"),
+        (BASE + FILES + "topics = ['a']\ntopic = 'b'\n", [], "topics: must be 1 to 16 different topics, in place of"),
+        (BASE + FILES + f"topics = {[str(n) for n in range(17)]}\n", [], "must be 1 to 16 different topics"),
+        (BASE + FILES + "topics = ['a', {cut_lines = true}]\n", [], "must be 1 to 16 different topics"),
+        (BASE + FILES + "topics = ['a', {topic = 'b', paths = '/x'}]\n", [], "files[0].topics[1].paths: unknown"),
+        (BASE + FILES + "topics = ['a', {topic = 'b', record_start = '('}]\n", [], "files[0].topics[1].record_start:"),
+        (BASE + FILES + "topics = ['a', 'b c']\n", [], "files[0].topics[1].topic: topic: 'b c'"),
+        (BASE + FILES + "topics = ['a', {topic = 'b'}]\nformat = 'x'\n", [], "push.toml: files[0].format: 'x'"),
+        (BASE + "topics = ['a']\n" + FILES, [], "push.toml: topics: unknown setting"),
+        (BASE + "[[inputs]]\ntype = 'stdin'\ntopics = ['a', {topic = 'b', start_at = 'end'}]\n", [], "topics[1].start"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(
@@ -180,3 +193,33 @@ def test_the_files_of_the_guide(written: Any, monkeypatch: pytest.MonkeyPatch) -
     assert len(whole.data_centres[0].urls) == 2
     assert [files.topic for files in whole.files] == ["nginx", "app"]
     assert any(len(config.data_centres) == 2 for config in configs)
+
+
+def test_each_topic_has_the_settings_of_its_files_and_of_its_own(written: Any) -> None:
+    text = """
+url = "http://h:1"
+state_dir = "s"
+attributes = { env = "p" }
+[[files]]
+paths = "/a"
+attributes = { type = "java" }
+cut_lines = true
+topics = ["app", { topic = "audit", include_lines = "login", attributes = { type = "security" }, start_at = "end" }]
+[[inputs]]
+type = "syslog"
+listen = "udp://127.0.0.1:514"
+topics = ["app", { topic = "audit", attributes = { type = "security" } }]
+"""
+    spool, files = parse(written(text)).files
+    assert list(files.topics) == list(spool.topics) == ["app", "audit"]
+    (app, audit), (one, other) = files.topics.values(), spool.topics.values()
+    assert app.patterns == audit.patterns == ("/a",)
+    assert (dict(app.attributes), app.cut_lines, app.rules, app.starts_at_end) == (
+        *({"env": "p", "type": "java"}, True, None, False),
+    )
+    assert (dict(audit.attributes), audit.cut_lines, audit.starts_at_end) == (
+        *({"env": "p", "type": "security"}, True, True),
+    )
+    assert isinstance(audit.rules, LineRules)
+    assert other.source == one.source
+    assert dict(other.attributes) == {"env": "p", "type": "security", "path": "syslog"}

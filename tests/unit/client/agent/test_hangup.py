@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,3 +125,35 @@ def test_a_configuration_with_an_error_changes_nothing(
     process.terminate()
     assert process.wait(BOUND_S) == 0
     assert log.read_text().count(" started ") == 1
+
+
+def test_topics_of_a_file_come_and_go_and_nothing_is_doubled(
+    tmp_path: Path, served: Any, client: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    push, gateway, log = tmp_path / "push.toml", served.gateway, tmp_path / "log"
+    one = settings(tmp_path, served.url, "t")
+
+    def has_all(topic: str, wanted: bytes) -> bool:
+        return content(gateway, topic) == [wanted]
+
+    def reread(topics: str, count: int) -> None:
+        push.write_text(one.replace('topic = "t"', f"topics = {topics}"))
+        process.send_signal(signal.SIGHUP)
+        until(lambda: log.read_text().count(" config-read") == count)
+
+    (tmp_path / "a.log").write_bytes(b"one\n")
+    push.write_text(one)
+    process = client()
+    until(lambda: content(gateway, "t") == [b"one\n"])
+    wanted = b"one\n"
+    for number, topics in enumerate(('["t", "other"]', '["other"]', '["other", "t"]'), 1):
+        reread(topics, number)
+        with (tmp_path / "a.log").open("ab") as file:
+            file.write(b"%d\n" % number)
+        wanted += b"%d\n" % number
+        for topic in re.findall(r"\w+", topics):
+            until(partial(has_all, topic, wanted))
+        assert content(gateway, "t") == [wanted if "t" in re.findall(r"\w+", topics) else b"one\n1\n"]
+    assert len(gateway.sources) == 2
+    process.terminate()
+    assert process.wait(BOUND_S) == 0

@@ -139,7 +139,7 @@ def test_an_event_that_is_late_makes_no_folder_polled(client: Any, caplog: Any) 
     caplog.set_level("INFO")
     hints = quiet(client, "a.log")
     taken = hints.take
-    hints.take = lambda: Found([], [], [], False)
+    hints.take = lambda: Found([], [], [], False, [])
     client.write("a.log", b"more\n")
     client.step(10.0)
     assert client.stored() == [b"first\nmore\n"]
@@ -230,7 +230,7 @@ def test_files_of_a_network_file_system_are_polled_by_its_name(tmp_path: Path, m
     (tmp_path / "a.log").write_bytes(b"x")
     hints, tail = Hints(), FileTail.open(str(tmp_path / "a.log"), 0.0)
     assert tail is not None
-    assert not hints.arm(tail.fileno(), tail.key, str(tmp_path), 0.0)
+    assert not hints.arm(tail.watch_path, tail.key, str(tmp_path), 0.0)
     assert not hints.watch_folders({str(tmp_path)}, 0.0)
     ((why, count),) = hints.polled.items()
     assert why.startswith("on a file system of type 0x")
@@ -249,7 +249,7 @@ def test_a_file_is_told_under_any_of_its_names_and_after_its_last_is_gone(tmp_pa
     assert tail is not None
 
     def is_told(change: Any) -> bool:
-        assert hints.arm(tail.fileno(), tail.key, str(tmp_path), 0.0)
+        assert hints.arm(tail.watch_path, tail.key, str(tmp_path), 0.0)
         change()
         return hints.take().files == [tail.key]
 

@@ -202,6 +202,27 @@ def test_a_file_is_finished_when_it_is_away_sent_and_quiet(path: Any, opened: An
     assert not tail.is_finished(110.0, 10.0)
 
 
+def test_a_descriptor_is_given_up_only_if_the_file_can_be_found_again(path: Any, opened: Any) -> None:
+    tail = opened(b"one\n")
+    tail.give_up()
+    assert not tail.is_open
+    assert tail.pread(9, 0) == b"one\n"
+    path.unlink()
+    tail.give_up()
+    assert tail.is_open
+    assert tail.pread(9, 0) == b"one\n"
+
+
+def test_a_file_that_was_removed_while_its_descriptor_was_given_up_is_missing(path: Any, opened: Any) -> None:
+    tail = opened(b"one\n")
+    tail.give_up()
+    path.unlink()
+    assert not tail.look(5.0)
+    assert (tail.is_missing, tail.looked_at) == (True, 0.0)
+    with pytest.raises(FileNotFoundError):
+        tail.pread(9, 0)
+
+
 def test_what_is_not_a_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert FileTail.open(str(tmp_path / "pipe"), 0.0) is None

@@ -259,7 +259,44 @@ def test_the_first_part_of_a_line_waits_also_after_a_quiet_time(client: Client) 
 def test_metrics_of_inputs(client: Client) -> None:
     counts: dict[str, Any] = {"messages": 3, "bytes": 40, "dropped": 1, "refused": 2}
     row = {"name": "a", "type": "syslog", **counts, "spool_bytes": 5, "spool_limit_bytes": 6, "error": ""}
-    lines = render_metrics(client.agent.watch, 0, {}, "g", [row]).splitlines()
+    lines = render_metrics(client.agent.watches, 0, {}, "g", [row]).splitlines()
     assert 'logferry_push_input_dropped_total{input="a"} 1' in lines
     assert "# TYPE logferry_push_input_messages_total counter" in lines
     assert 'logferry_push_input_spool_limit_bytes{input="a"} 6' in lines
+
+
+def test_space_is_freed_when_every_topic_has_what_was_in_it(client: Client) -> None:
+    """A topic that takes nothing holds the spool, over a restart, too; one that was removed does not."""
+    client.end()
+    (files,) = client.config.files
+    client.config = client.config._replace(files=(files._replace(more=(files._replace(topic="u"),)),))
+    client.begin()
+    content = client.put(16, 900_000)
+    for _ in range(20):
+        client.step()
+    assert client.stored() == {next(iter(client.stored())): content}
+    client.end()
+    client.begin()
+    content += client.put(1)
+    client.step()
+    client.step()
+    assert client.spool.freed == 0
+    client.gateway.topics.add("u")
+    client.step(400.0)
+    client.settle()
+    content += client.put(1)
+    client.settle()
+    assert {stored.topic: stored.content() for stored in client.gateway.sources.values()} == {
+        "t": content,
+        "u": content,
+    }
+    assert client.spool.freed == 2 * STEP_BYTES
+    client.gateway.topics.remove("u")
+    client.end()
+    client.config = client.config._replace(files=(files,))
+    client.begin()
+    client.put(10, 900_000)
+    client.settle()
+    client.put(1)
+    client.settle()
+    assert client.spool.freed > 2 * STEP_BYTES
