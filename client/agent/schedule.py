@@ -183,16 +183,16 @@ class SourceStatus(NamedTuple):
 class WaitClock:
     """Since when a source has been behind, and has waited for the same thing."""
 
-    __slots__ = "_behind_from", "_waits"
+    __slots__ = "_behind_from", "_waits_for", "_waits_from"
 
     def __init__(self) -> None:
         self._behind_from: float | None = None
-        self._waits = ("", 0.0)
+        self._waits_for, self._waits_from = "", 0.0
 
     def waits(self, is_sent: bool, waits_for: str, now: float) -> tuple[float, str, float]:
         """Seconds behind, what it waits for, and for how many seconds."""
         self._behind_from = None if is_sent else now if self._behind_from is None else self._behind_from
-        if waits_for != self._waits[0]:
-            self._waits = (waits_for, now)
+        if waits_for != self._waits_for:
+            self._waits_for, self._waits_from = waits_for, now
         behind_s = 0.0 if self._behind_from is None else now - self._behind_from
-        return behind_s, waits_for, now - self._waits[1]
+        return behind_s, waits_for, now - self._waits_from

@@ -49,16 +49,20 @@ class FileSource:
     and no session was opened since.
     """
 
+    __slots__ = (
+        *("_asked_ms", "_at", "_centres", "_error", "_expires_ms", "_heartbeat", "_is_asking", "_is_heard"),
+        *("_is_sure", "_progress", "_superseded_at", "after_reboot", "batches", "entry", "files", "home", "layer"),
+        *("reading", "settled", "stopped", "tail", "unsaved", "why", "window"),
+    )
+
     def __init__(
         self, entry: CheckpointEntry, tail: FileTail | None, config: Config, files: FileGroup, centres: FailoverPolicy
     ) -> None:
-        self.entry = entry
-        self.files = files
-        self.tail = tail
+        self.entry, self.files, self.tail = entry, files, tail
         self.reading: ByteSource = tail or BufferedRemainder(entry.position, b"", b"")
         self.window: RequestWindow[FileBatch] = RequestWindow(config.threads)
         self.settled = 0, 0  # chunks and bytes, by the last answer
-        self.after_reboot = self._is_asking = False
+        self.after_reboot = self._is_asking = self._is_heard = False  # heard of: since `update_entry`
         self.unsaved = True
         self.stopped = self._error = ""
         self.why, self.layer = "", 0  # why it is a new source, or "known"; the number of the watch that has it
@@ -67,12 +71,10 @@ class FileSource:
         self._asked_ms, self._expires_ms = 0, EXPIRED_AFTER_MS
         self._superseded_at: float | None = None
         self._progress = WaitClock()
-        self._centres = centres
-        self._at = centres.here
+        self._centres, self._at = centres, centres.here
         is_fresh = not entry.head.length or not (entry.dc or entry.position > entry.since)
         self.home = centres.number(entry.dc) if entry.dc else None if is_fresh else 0
         self._is_sure = is_fresh  # this process knows from its home how far it is
-        self._is_heard = False  # since `update_entry`
 
     @property
     def name(self) -> str:
@@ -394,6 +396,5 @@ class FileSource:
                     self.entry.marks = self.tail.earlier_marks()
             self.entry.position, self.entry.mark = self.reading.position, fingerprint(self.reading.mark)
         self.entry.seen_ms = now_ms
-        if self._is_heard:
-            self.entry.heard_ms, self._is_heard = now_ms, False
+        self.entry.heard_ms, self._is_heard = now_ms if self._is_heard else self.entry.heard_ms, False
         return self.entry

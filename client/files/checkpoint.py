@@ -69,6 +69,11 @@ class CheckpointEntry:
     milliseconds at which a gateway answered about it, up to an hour late; 0: not known.
     """
 
+    __slots__ = (
+        *("source_id", "path", "last_path", "device", "inode", "head", "position", "mark", "seen_ms", "away"),
+        *("born_ns", "topic", "dc", "since", "marks", "heard_ms", "real_path"),
+    )
+
     def __init__(
         self,
         source_id: str,
@@ -90,10 +95,8 @@ class CheckpointEntry:
         real_path: str = "",
     ) -> None:
         self.source_id = source_id
-        self.path = path
-        self.last_path = last_path
-        self.device = device
-        self.inode = inode
+        self.path, self.last_path = path, last_path
+        self.device, self.inode = device, inode
         self.head = head
         self.position = position
         self.mark = mark
@@ -101,11 +104,13 @@ class CheckpointEntry:
         self.away = away
         self.born_ns = born_ns
         self.topic = topic
-        self.dc = dc
-        self.since = since
+        self.dc, self.since = dc, since
         self.marks = tuple((position, digest) for position, digest in marks)
         self.heard_ms = heard_ms
         self.real_path = real_path
+
+    def facts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Checkpoint:
@@ -350,7 +355,7 @@ def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str
     start = json.dumps({**facts, "gone": gone} if gone else facts).encode()
     yield b'%b, "entries": [' % start[:-1]
     for number, entry in enumerate(entries):
-        yield (b", " if number else b"") + json.dumps(vars(entry)).encode()
+        yield (b", " if number else b"") + json.dumps(entry.facts()).encode()
     yield b"]}"
 
 

@@ -42,6 +42,7 @@ class ReadPlace(NamedTuple):
 class ByteSource(Protocol):
     """The bytes of a source: its file, or what was kept of an incarnation that is gone."""
 
+    __slots__ = ()
     position: int
     mark: bytes
 
@@ -79,18 +80,22 @@ class ByteSource(Protocol):
 class FileTail(ByteSource):
     """A followed file. ``once``: it is read up to its size at opening."""
 
+    __slots__ = (
+        *("_ctime_ns", "_fd", "_limit", "_misses", "_mtime_ns", "_place", "_taken_at", "_unverified", "away_since"),
+        *("born_ns", "changed_at", "deleted_bytes", "head", "is_deleted", "is_missing", "is_unwritten", "key"),
+        *("largest_size", "looked_at", "mark", "next_look", "path", "position", "size"),
+    )
+
     def __init__(self, path: str, fd: int, now: float, once: bool = False) -> None:
         facts = os.fstat(fd)
         self.path = path
         self.key: FileKey = (facts.st_dev, facts.st_ino)
         self.born_ns = born_ns(fd)
         self.head = fingerprint(os.pread(fd, HEAD_BYTES, 0))
-        self.position = 0
-        self.mark = b""
+        self.position, self.mark = 0, b""
         self.away_since: float | None = None
         self.size = self.largest_size = facts.st_size
-        self.changed_at = self.looked_at = now
-        self.next_look = now
+        self.changed_at = self.looked_at = self.next_look = self._taken_at = now
         self.deleted_bytes = 0  # on the disk, freed when this is closed
         self.is_deleted = False
         self.is_missing = False  # it was given up, and is no longer where it was
@@ -98,7 +103,6 @@ class FileTail(ByteSource):
         self._fd = fd
         self._place = ""  # where it was when it was given up
         self._misses = 0
-        self._taken_at = now
         self._mtime_ns, self._ctime_ns = facts.st_mtime_ns, facts.st_ctime_ns
         self._unverified = True
         self._limit = facts.st_size if once else None

@@ -15,7 +15,7 @@ def entry(name: str = "h:/a#1", **changes: object) -> CheckpointEntry:
     now_ms = int(time.time() * 1000)
     return CheckpointEntry(
         **{
-            **vars(CheckpointEntry(name, "/a", "/a.1", 1, 2, fingerprint(b"head"), 4, fingerprint(b"head"), now_ms)),
+            **CheckpointEntry(name, "/a", "/a.1", 1, 2, fingerprint(b"head"), 4, fingerprint(b"head"), now_ms).facts(),
             **changes,
         }
     )
@@ -33,7 +33,7 @@ def test_what_was_saved_is_read_again(tmp_path: Path) -> None:
     entries = [entry(), entry("h:/\N{SNOWMAN} \udcff#2", path="/\udcff")]
     written(tmp_path / "new" / "folder", *entries)
     checkpoint = Checkpoint.open(tmp_path / "new" / "folder")
-    assert [vars(one) for one in checkpoint.entries.values()] == [vars(one) for one in entries]
+    assert [one.facts() for one in checkpoint.entries.values()] == [one.facts() for one in entries]
     assert checkpoint.generation == 7
     checkpoint.close()
 
