@@ -32,7 +32,7 @@ from logferry.ops.bench.harness import peers
 from logferry.ops.bench.harness.figures import Figure, Rounds, Side, alternate, compared, median_ratio, medians
 from logferry.ops.bench.harness.gateways import PARTITIONS, make_topic, running_stack
 from logferry.ops.bench.harness.kafka import access_line, connected
-from logferry.ops.bench.harness.usage import Program, UsageMeter, memory_mb, rss_mb
+from logferry.ops.bench.harness.usage import Program, exact_cpu_s, memory_mb, rss_mb
 from logferry.ops.stack.stack import Stack
 
 _ROUNDS: Final = 5
@@ -103,9 +103,10 @@ def push_idle_cpu_percent() -> Figure:
             time.sleep(_SETTLED_S)
             percents = []
             for _ in range(_IDLE_ROUNDS):
-                with UsageMeter([client.pid]) as meter:
-                    time.sleep(_IDLE_S)
-                percents.append(100 * meter.cpu_s / meter.wall_s)
+                began, before_s = time.perf_counter(), exact_cpu_s(client.pid)
+                time.sleep(_IDLE_S)
+                used_s = exact_cpu_s(client.pid) - before_s
+                percents.append(100 * used_s / (time.perf_counter() - began))
             ours = {"cpu_percent": round(statistics.median(percents), 2), "rss_mb": rss_mb([client.pid])}
         finally:
             client.kill()
