@@ -19,7 +19,7 @@ from logferry.client.agent.options import required as _required
 from logferry.client.files.chunking import SMALLEST_CHUNK_BYTES, starts_record
 from logferry.client.files.containers import LEAST_LINE_BYTES, ContainerRules, container_attributes, container_rules
 from logferry.client.files.identity import attribute, printable
-from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
+from logferry.client.files.lines import LineRules, compiled, one_byte_encoding
 from logferry.client.inputs.inputs import spool_path
 from logferry.client.inputs.settings import InputSettings, input_settings
 from logferry.client.transport.cluster import read_token
@@ -311,7 +311,7 @@ def _of_topic(given: Settings, where: str, group: dict[str, Any], below: str, ow
         raise ValueError(f"{given.label('topic')} is required")
     attributes = {**given.get("attributes", {}), **group.get("attributes", {})}
     include, exclude = (
-        _checked(label(name), any_of, group.get(name, given.get(name, ())))
+        _checked(label(name), compiled, group.get(name, given.get(name, ())))
         for name in ("include_lines", "exclude_lines")
     )
     if start is not None and (include or exclude):

@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from logferry.client.files.containers import ContainerRules
-from logferry.client.files.lines import LineRules
+from logferry.client.files.lines import LineRules, regular_expression
 from logferry.gateway.contract.chunk import Chunk, pack_head
 
 SMALLEST_CHUNK_BYTES = 1024
@@ -68,10 +68,7 @@ class Piece(NamedTuple):
 
 def starts_record(pattern: str) -> re.Pattern[bytes]:
     """The pattern, bound to the starts of lines. Raises ValueError if it is no regular expression."""
-    try:
-        return re.compile(b"^(?:%b)" % pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return regular_expression(pattern, starts_line=True)
 
 
 def is_inside(before: bytes, data: bytes, limits: Limits) -> bool:

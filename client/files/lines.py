@@ -11,19 +11,21 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_FLAGS = re.compile(rb"\(\?[a-zA-Z]+\)")  # of the whole pattern; they stand before everything else
+
 
 class LineRules(NamedTuple):
     """``include``, ``exclude``: searched for in each line without its newline, in UTF-8. ``encoding``: of the file."""
 
-    include: re.Pattern[bytes] | None = None
-    exclude: re.Pattern[bytes] | None = None
+    include: tuple[re.Pattern[bytes], ...] = ()
+    exclude: tuple[re.Pattern[bytes], ...] = ()
     encoding: str | None = None
 
     def sent(self, data: bytes, is_whole: bool) -> tuple[bytes, dict[str, str]]:
         """What is sent of the lines, and the attribute that counts those that are left out, if there are any."""
         if self.encoding is not None:
             data = data.decode(self.encoding, "replace").encode()
-        if not is_whole or (self.include is None and self.exclude is None):
+        if not is_whole or not (self.include or self.exclude):
             return data, {}
         lines = data.split(b"\n")
         last = lines.pop()
@@ -33,23 +35,29 @@ class LineRules(NamedTuple):
         return b"".join(line + b"\n" for line in kept) + last, {"filtered": str(len(lines) - len(kept))}
 
     def _is_wanted(self, line: bytes) -> bool:
-        if self.include is not None and not self.include.search(line):
-            return False
-        return self.exclude is None or not self.exclude.search(line)
+        is_included = not self.include or any(pattern.search(line) for pattern in self.include)
+        return is_included and not any(pattern.search(line) for pattern in self.exclude)
 
 
-def any_of(patterns: Sequence[str]) -> re.Pattern[bytes] | None:
-    """One pattern for all; None for none. Raises ValueError if one is no regular expression."""
-    for pattern in patterns:
-        try:
-            re.compile(_raw(pattern))
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-    return re.compile(b"|".join(b"(?:%b)" % _raw(pattern) for pattern in patterns)) if patterns else None
+def compiled(patterns: Sequence[str]) -> tuple[re.Pattern[bytes], ...]:
+    """Raises ValueError if one is no regular expression.
+
+    They stay apart: flags and references such as ``\\1`` are about one pattern.
+    """
+    return tuple(map(regular_expression, patterns))
 
 
-def _raw(pattern: str) -> bytes:
-    return pattern.encode("utf-8", "surrogateescape")
+def regular_expression(pattern: str, starts_line: bool = False) -> re.Pattern[bytes]:
+    """``starts_line``: it matches at the starts of lines alone. Raises ValueError if it is none."""
+    text = pattern.encode("utf-8", "surrogateescape")
+    try:
+        if not starts_line:
+            return re.compile(text)
+        flags = _FLAGS.match(text)
+        before = b"" if flags is None else flags.group()
+        return re.compile(b"%b^(?:%b)" % (before, text[len(before) :]), re.MULTILINE)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
 
 
 def one_byte_encoding(name: str) -> str | None:

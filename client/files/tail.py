@@ -62,8 +62,8 @@ class ByteSource(Protocol):
 
     def advance(self, data: bytes | memoryview) -> None:
         """``data``, which was read at ``position``, is acknowledged."""
-        self.mark = grown(self.mark, data)
-        self.position += len(data)
+        self.mark = grown(self.mark, data)  # type: ignore[misc]  # the classes have it
+        self.position += len(data)  # type: ignore[misc]
 
     def go_to(self, position: int) -> None:
         """Moves to the gateway's position. Raises `FileChanged` if there are no such bytes."""

@@ -52,7 +52,7 @@ class PeerDefinition(NamedTuple):
                 raise ValueError(f"tables: {table!r} is not TABLE or NAMESPACE:TABLE")
         try:
             re.compile(self.row_pattern.encode())
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"row pattern: {self.row_pattern!r} is no regular expression: {error}") from None
         if self.encoding not in ENCODINGS:
             raise ValueError(f"format: {self.encoding!r} is none of {', '.join(ENCODINGS)}")

@@ -213,7 +213,7 @@ def test_the_settings(tmp_path: Path) -> None:
     rules = files('[[files]]\npaths = "/var/log/pods/*/*/*.log"\nformat = "cri"\nexclude_lines = "health"').rules
     assert isinstance(rules, ContainerRules)
     assert (rules.form, rules.fields) == (FORMS["cri"], ("time", "stream"))
-    assert rules.lines.exclude is not None
+    assert rules.lines.exclude
     rules = files('format = "docker"\nline_fields = ""\n[[files]]\npaths = "/x/*.log"').rules
     assert isinstance(rules, ContainerRules)
     assert (rules.form, rules.fields) == (FORMS["docker"], ())

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from logferry.client.agent.config import FileGroup, parse
 from logferry.client.agent.search import Search
-from logferry.client.files.lines import LineRules, any_of, one_byte_encoding
+from logferry.client.files.chunking import starts_record
+from logferry.client.files.lines import LineRules, compiled, one_byte_encoding
 from logferry.client.files.tail import FileTail
 
-WARNINGS = LineRules(any_of(["WARN", "ERROR"]), any_of(["health"]))
+WARNINGS = LineRules(compiled(["WARN", "ERROR"]), compiled(["health"]))
 
 
 def following(client: Any, **options: Any) -> None:
@@ -28,6 +29,25 @@ def line(number: int) -> bytes:
 def wanted(content: bytes) -> bytes:
     kept = [each for each in content.splitlines(keepends=True) if WARNINGS.sent(each, True)[1] == {}]
     return b"".join(kept)
+
+
+def test_each_pattern_has_its_own_flags_groups_and_references():
+    rules = LineRules(compiled(["(?i)error|fail", r"(?P<q>['\"])x(?P=q)", r"(a|b)\1", r"(?P<q>z)\1"]))
+    lines = [b"Error", b"FAIL", b"'x'", b"'x\"", b"aa", b"ab", b"zz", b"z"]
+    assert [rules.sent(each + b"\n", True)[1] == {} for each in lines] == [True, True, True, False] + [True, False] * 2
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999999}", "(?i", "x(?i)y", "(" * 5000, r"\1"])
+def test_what_is_no_regular_expression_is_named(tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]):
+    for option in ("--include-lines", "--exclude-lines", "--record-start"):
+        with pytest.raises(SystemExit):
+            parse(["--url", "http://h", "--topic", "t", "--state-dir", str(tmp_path), option, pattern, "/x"])
+        assert "is no regular expression" in capsys.readouterr().err
+
+
+def test_flags_of_the_start_of_a_record_stand_before_it():
+    start = starts_record("(?i)error")
+    assert [found.start() for found in start.finditer(b"Error 1\n error 2\nERROR 3\n")] == [0, 17]
 
 
 def test_lines_are_left_out_and_the_seqnos_are_positions_in_the_file(client: Any, gateway: Any) -> None:
@@ -82,7 +102,7 @@ def test_the_pieces_of_a_line_are_sent_whatever_they_hold(client: Any) -> None:
 
 
 def test_latin_1_arrives_as_utf_8(client: Any, gateway: Any) -> None:
-    following(client, rules=LineRules(any_of(["ä"]), None, one_byte_encoding("latin-1")))
+    following(client, rules=LineRules(compiled(["ä"]), (), one_byte_encoding("latin-1")))
     content = "grün\nblässe\n".encode("latin-1")
     client.write("a.log", content)
     client.settle()

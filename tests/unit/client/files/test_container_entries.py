@@ -14,7 +14,7 @@ from logferry.client.files.containers import (
     cri_entry,
     docker_entry,
 )
-from logferry.client.files.lines import LineRules, any_of
+from logferry.client.files.lines import LineRules, compiled
 
 from tests.support.container_log import ContainerLog, cri, docker, lines_of
 
@@ -136,7 +136,7 @@ def test_an_entry_that_is_too_long_is_sent_as_it_is() -> None:
 
 
 def test_malformed_entries_are_kept_and_counted() -> None:
-    rules = container_rules("cri", "", LineRules(any_of(["wanted"]), None))
+    rules = container_rules("cri", "", LineRules(compiled(["wanted"])))
     data = (
         cri(1, "stdout", b"wan", True)
         + b"garbage\n\n"
@@ -148,7 +148,7 @@ def test_malformed_entries_are_kept_and_counted() -> None:
 
 def test_the_rules_see_the_message() -> None:
     """Neither its time nor its stream, and in UTF-8."""
-    rules = container_rules("cri", "time stream", LineRules(None, any_of(["stdout", "^2026"]), "latin-1"))
+    rules = container_rules("cri", "time stream", LineRules((), compiled(["stdout", "^2026"]), "latin-1"))
     data = cri(1, "stdout", b"caf\xe9", False) + cri(2, "stderr", b"of stdout", False)
     assert rules.sent(data, True) == (b"2026-11-22T10:00:00.000000001Z stdout caf\xc3\xa9\n", {"filtered": "1"})
 
