@@ -51,8 +51,9 @@ def regular_expression(pattern: str, starts_line: bool = False) -> re.Pattern[by
     """``starts_line``: it matches at the starts of lines alone. Raises ValueError if it is none."""
     text = pattern.encode("utf-8", "surrogateescape")
     try:
+        alone = re.compile(text)
         if not starts_line:
-            return re.compile(text)
+            return alone
         flags = _FLAGS.match(text)
         before = b"" if flags is None else flags.group()
         return re.compile(b"%b^(?:%b)" % (before, text[len(before) :]), re.MULTILINE)

@@ -95,7 +95,7 @@ def test_each_topic_has_all_of_the_file_once(client: Any, gateway: Topics) -> No
 
 
 def test_each_topic_has_settings_of_its_own(client: Any, gateway: Topics) -> None:
-    only = LineRules(re.compile(b"login"), None, None)
+    only = LineRules((re.compile(b"login"),))
     start(client, "app", FileGroup((), "audit", attributes={"kind": "security"}, rules=only))
     client.write("a.log", b"login a\nnoise\nlogin b\n")
     client.settle()
