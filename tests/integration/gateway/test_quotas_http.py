@@ -132,7 +132,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.1)
 
 
-# What a worker's callers do without an end: each time it is accepted, the amount is told.
+# What a worker's callers do without an end: each time it is accepted, the amount is reported.
 Caller = Callable[[int, int, Callable[[float], None]], Coroutine[None, None, None]]
 
 
