@@ -40,6 +40,15 @@ def test_a_queue_gives_what_has_been_due_for_longest_and_each_item_once() -> Non
     assert queue.pop(9.0) == "late"
 
 
+def test_a_queue_keeps_no_more_than_a_few_stale_times() -> None:
+    queue: TimeQueue[int] = TimeQueue()
+    for turn in range(100):  # the last time of each item counts, and they come in the order of that
+        for item in range(1000):
+            queue.put(item, 1000.0 * turn + (item * 7) % 1000)
+        assert len(queue._heap) <= 1.25 * (item + 1) + 64
+    assert [queue.pop(1e9) for _ in range(1001)] == [*sorted(range(1000), key=lambda item: item * 7 % 1000), None]
+
+
 def counted(monkeypatch: pytest.MonkeyPatch, of: type, name: str) -> list[object]:
     calls: list[object] = []
     original = getattr(of, name)
