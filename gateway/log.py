@@ -21,7 +21,8 @@ _BY_LEVEL: Final = {
         keeper_acts keeper_stands_by keeper_act keeper_finding_over
     """,
     "warning": """
-        kafka_unreachable open_file_limit_low lane_failed group_view_failed marker_written session_ended
+        kafka_unreachable open_file_limit_low lane_failed group_view_failed group_membership_failed marker_written
+        session_ended library_message
         session_leave_failed topics_not_visible graphite_unreachable link_waits
         clock_differs many_sources_silent broker_settings_hidden topics_created_by_use
         positions_not_carried history_not_pruned partition_refused transaction_not_ended session_partition_damaged

@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, errors
 from aiokafka.client import AIOKafkaClient, CoordinationType
 from aiokafka.cluster import ClusterMetadata as Cluster
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode
-from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
+from aiokafka.conn import AIOKafkaConnection, CloseReason, OAuthAuthenticator, create_conn
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
@@ -77,6 +77,21 @@ def _send_or_break(self: AIOKafkaConnection, request: Any, expect_response: bool
 
 
 AIOKafkaConnection.send = _send_or_break
+
+_step = OAuthAuthenticator.step
+
+
+async def _step_or_hear_refusal(self: OAuthAuthenticator, payload: bytes | None) -> tuple[bytes, bool] | None:
+    """A broker that refuses the token answers without an error code, with a text. The client sends one byte more, and
+    only then the login fails (RFC 7628, section 3.2.3). aiokafka would take it for a success and the next request
+    would fail, whatever it was, with an error that nobody retries.
+    """
+    if payload:
+        return b"\1", True
+    return await _step(self, payload)  # type: ignore[no-any-return]
+
+
+OAuthAuthenticator.step = _step_or_hear_refusal
 
 
 def take_over(connection: AIOKafkaConnection) -> tuple[dict[int, tuple[int, int]], Any]:
@@ -192,6 +207,23 @@ def assignor_of(topic: str, partitions: Callable[[], int]) -> type[StickyPartiti
 def rejoin(consumer: AIOKafkaConsumer) -> None:
     """Lets the group assign its partitions again."""
     consumer._coordinator.request_rejoin()
+
+
+def rejoin_after_error(consumer: AIOKafkaConsumer) -> errors.KafkaError | None:
+    """The error after which it has sent no heartbeats, or None. After one it joins its group again now.
+
+    aiokafka waits then until a read has raised the error. Raises KafkaError: it cannot join any more.
+    """
+    coordinator = consumer._coordinator
+    if coordinator._coordination_task.done():
+        coordinator._coordination_task.result()
+    try:
+        coordinator.check_errors()
+    except errors.KafkaError as error:
+        # Only a join starts heartbeats again.
+        coordinator.request_rejoin()
+        return error
+    return None
 
 
 def fetched_partitions(consumer: AIOKafkaConsumer) -> set[tuple[str, int]]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from aiokafka import errors
+from aiokafka import AIOKafkaConsumer, errors
+from logferry.gateway import log
 from logferry.gateway.contract.names import TopicPartition
-from logferry.gateway.kafka.aiokafka_internals import OffsetCommitRequest, admin
+from logferry.gateway.kafka.aiokafka_internals import OffsetCommitRequest, admin, rejoin_after_error
 from logferry.gateway.kafka.client import KafkaClient, Send, raise_for
 from logferry.gateway.kafka.requests import FlexibleRequest
 from logferry.gateway.kafka.types import GroupMember, grouped
@@ -80,6 +81,29 @@ class GroupState(NamedTuple):
 
     state: str
     members: int
+
+
+class Membership:
+    """Of a consumer that only uses its group and never reads: it stays a member, or becomes one again.
+
+    aiokafka sends no heartbeats after an error that it does not retry, such as a right that was missing for a moment,
+    until a read has raised the error.
+    """
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+        self._error: str | None = None
+
+    def renew(self) -> None:
+        """To be called again and again. Raises KafkaError when only a new consumer could join."""
+        error = rejoin_after_error(self._consumer)
+        if error is not None and self._error != repr(error):
+            self._error = repr(error)
+            log.event("group_membership_failed", error=self._error)
+
+    def confirmed(self) -> None:
+        """The group has assigned partitions to it."""
+        self._error = None
 
 
 @dataclass(frozen=True, slots=True)

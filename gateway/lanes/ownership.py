@@ -24,7 +24,7 @@ from logferry.gateway.config import ServiceConfig
 from logferry.gateway.errors import LaneLost
 from logferry.gateway.kafka.aiokafka_internals import assignor_of, group_member, leave_group, rejoin
 from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups
+from logferry.gateway.kafka.consumer_groups import CommitRefused, ConsumerGroups, Membership
 from logferry.gateway.kafka.types import GroupMember
 from logferry.gateway.lanes.lifecycle import LaneLifecycle, now_ms
 
@@ -89,7 +89,8 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         self.view = WorkerGroup()
         self._rebalances = 0
         self._assigned: frozenset[int] | None = None
-        self._membership: GroupMember | None = None
+        self._membership = Membership(self._consumer)
+        self._member: GroupMember | None = None
         self._changed = asyncio.Condition()
         self._refresh_now = asyncio.Event()
         self._running: dict[asyncio.Task[None], LaneT] = {}
@@ -186,14 +187,14 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
             assigned = self._assigned
             if assigned is None or lane not in assigned:
                 raise LaneLost(f"the group gave lane {lane} to another worker")
-            membership = self._membership
+            member = self._member
             with suppress(CommitRefused):
-                if membership is not None and self._present_membership() == membership:
+                if member is not None and self._present_member() == member:
                     # A commit is fenced by the group's generation, which makes it a confirmation. Not by way of the
                     # consumer: it forgets its member id when a commit comes too late, joins as a new member, and the
                     # group waits for the old one.
-                    await self._groups.commit(self._config.group, membership, {(self._config.state_topic, lane): 0})
-                    if self._present_membership() == membership == self._membership:
+                    await self._groups.commit(self._config.group, member, {(self._config.state_topic, lane): 0})
+                    if self._present_member() == member == self._member:
                         return
             async with self._changed:
                 if self._assigned is assigned:
@@ -215,9 +216,10 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
         lanes = frozenset(p.partition for p in partitions)
         gone = (self._assigned or frozenset()) - lanes
         new = lanes - (self._assigned or frozenset())
-        before, self._membership = self._membership, self._present_membership()
+        before, self._member = self._member, self._present_member()
+        self._membership.confirmed()
         self._assigned = lanes
-        if before is not None and self._membership != before._replace(generation=before.generation + 1):
+        if before is not None and self._member != before._replace(generation=before.generation + 1):
             for number in lanes - new:
                 self.lanes[number].invalidate()
         log.event("lanes_assigned", lanes=sorted(lanes), new=sorted(new), gone=sorted(gone))
@@ -230,7 +232,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
                 self._open(number)
         self._refresh_now.set()
 
-    def _present_membership(self) -> GroupMember:
+    def _present_member(self) -> GroupMember:
         """The member that the group knows this worker as, and the generation of its assignment."""
         return group_member(self._consumer)
 
@@ -252,6 +254,7 @@ class Ownership(ConsumerRebalanceListener, Generic[LaneT]):  # type: ignore[misc
     async def _follow_group(self) -> None:
         while True:
             self._refresh_now.clear()
+            self._membership.renew()
             interval_s = _VIEW_INTERVAL_S if await self._refresh_view() else _VIEW_RETRY_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):

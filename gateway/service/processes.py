@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -69,6 +71,7 @@ def run_service(
     parser.add_argument("--worker", type=int, metavar="I", help="run only this worker, in the foreground")
     args = parser.parse_args(argv)
 
+    logging.getLogger().addHandler(_LibraryMessages(logging.WARNING))
     # Until the worker can reload its configuration; by default SIGHUP would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -88,6 +91,14 @@ def run_service(
     except (KafkaError, OSError) as error:
         log.event("kafka_away", reason=str(error) or type(error).__name__)
         return SERVICE_AWAY
+
+
+class _LibraryMessages(logging.Handler):
+    """What libraries log is an event, too; among it, the errors of tasks that nobody waits for."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raised = None if record.exc_info is None else "".join(traceback.format_exception(*record.exc_info))
+        log.event("library_message", logger=record.name, message=record.getMessage(), raised=raised)
 
 
 def supervise(module: str, configuration: Path, workers: int) -> int:

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, errors
 from logferry.gateway import log
 from logferry.gateway.kafka.aiokafka_internals import StickyPartitionAssignor, leave_group
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.consumer_groups import Membership
 from logferry.ops.keeper.config import KeeperConfig
 
 _HEARTBEAT_MS: Final = 300
@@ -39,12 +40,17 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
             auto_offset_reset="latest",
             **kafka.options,
         )
+        self._membership = Membership(self._consumer)
         self.acts = False
         self.terms = 0
 
     async def start(self) -> None:
         self._consumer.subscribe([self._config.log_topic], listener=self)
         await self._consumer.start()
+
+    def renew(self) -> None:
+        """To be called again and again, so that the keeper stays a member of its group. Raises KafkaError."""
+        self._membership.renew()
 
     async def stop(self) -> None:
         self.acts = False
@@ -56,6 +62,7 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
     async def on_partitions_assigned(self, assigned: Iterable[aiokafka.TopicPartition]) -> None:
         partitions = list(assigned)
         self._consumer.pause(*partitions)
+        self._membership.confirmed()
         self.acts, self.terms = bool(partitions), self.terms + 1
         log.event("keeper_acts" if self.acts else "keeper_stands_by", url=self._url)
 

@@ -104,6 +104,8 @@ class Keeper:
             await self._journal.create(self.config.accept_weak_kafka, self.config.log_retention_days)
             await self.election.start()
         while True:
+            if self.election is not None:
+                self.election.renew()
             async with self.turn:
                 await self._look()
             self._wake.clear()

@@ -32,7 +32,7 @@ from logferry.ops.stack.kafka_cluster import QUICK_START
 from logferry.ops.stack.processes import Child
 
 from tests.datacenters.plan import BROKERS, DCS, Host, block, other
-from tests.support.kafka_rights import CreateAclsRequest, rights_of_script
+from tests.support.kafka_rights import ALLOW, CreateAclsRequest, rights_of_script
 
 ADMIN: Final = "admin"
 PASSWORD: Final = "of-brokers-and-admin"  # of the two users that are made with the storage
@@ -165,7 +165,7 @@ class Secrets:
         kafka = await self._connected(dc)
         try:
             for user, rights in found.items():
-                answer = await kafka.send(kafka.brokers()[0][0], CreateAclsRequest(user, rights))
+                answer = await kafka.send(kafka.brokers()[0][0], CreateAclsRequest(user, rights, ALLOW))
                 for code, message, _ in answer.results:
                     raise_for(code, message)
         finally:

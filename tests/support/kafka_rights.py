@@ -7,7 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from logferry.gateway.kafka.client import KafkaClient, raise_for
 from logferry.gateway.kafka.requests import FlexibleRequest
@@ -29,7 +29,8 @@ _OPERATIONS: Final = {
     "DESCRIBE_CONFIGS": 10,
     "ALTER_CONFIGS": 11,
 }
-_ALLOW: Final = 3
+_DENY: Final = 2
+ALLOW: Final = 3
 
 ALTER_CLUSTER: Final[Right] = ("CLUSTER", _CLUSTER, "LITERAL", "ALTER")
 DESCRIBE_CLUSTER: Final[Right] = ("CLUSTER", _CLUSTER, "LITERAL", "DESCRIBE")
@@ -42,14 +43,25 @@ class CreateAclsRequest(
     asked="creations[type:int8 name:text pattern:int8 principal:text host:text operation:int8 permission:int8]",
     answered="throttle_time_ms:int32 results[error_code:int16 error_message:text]",
 ):
-    def __init__(self, user: str, rights: Iterable[Right]) -> None:
-        principal = (f"User:{user}", "*")
-        super().__init__(
-            [
-                (_TYPES[kind], name, _PATTERNS[pattern], *principal, _OPERATIONS[operation], _ALLOW, {})
-                for kind, name, pattern, operation in rights
-            ]
-        )
+    def __init__(self, user: str, rights: Iterable[Right], permission: int) -> None:
+        super().__init__([_rule(user, right, permission) for right in rights])
+
+
+class DeleteAclsRequest(
+    FlexibleRequest,
+    key=31,
+    version=2,
+    asked="filters[type:int8 name:text pattern:int8 principal:text host:text operation:int8 permission:int8]",
+    answered="throttle_time_ms:int32 results[error_code:int16 error_message:text matching[error_code:int16 "
+    "error_message:text type:int8 name:text pattern:int8 principal:text host:text operation:int8 permission:int8]]",
+):
+    def __init__(self, user: str, rights: Iterable[Right], permission: int) -> None:
+        super().__init__([_rule(user, right, permission) for right in rights])
+
+
+def _rule(user: str, right: Right, permission: int) -> tuple[Any, ...]:
+    kind, name, pattern, operation = right
+    return (_TYPES[kind], name, _PATTERNS[pattern], f"User:{user}", "*", _OPERATIONS[operation], permission, {})
 
 
 def documented(heading: str) -> list[Right]:
@@ -100,11 +112,24 @@ def _upper(name: str) -> str:
 
 
 async def grant(bootstrap: str, user: str, rights: Iterable[Right]) -> None:
+    await _ask(bootstrap, CreateAclsRequest(user, rights, ALLOW))
+
+
+async def deny(bootstrap: str, user: str, rights: Iterable[Right]) -> None:
+    """Whatever is granted besides, until `deny_no_more`."""
+    await _ask(bootstrap, CreateAclsRequest(user, rights, _DENY))
+
+
+async def deny_no_more(bootstrap: str, user: str, rights: Iterable[Right]) -> None:
+    await _ask(bootstrap, DeleteAclsRequest(user, rights, _DENY))
+
+
+async def _ask(bootstrap: str, request: FlexibleRequest) -> None:
     kafka = KafkaClient({"bootstrap_servers": bootstrap}, "tests")
     await kafka.start()
     try:
-        answer = await kafka.send(kafka.brokers()[0][0], CreateAclsRequest(user, rights))
-        for code, message, _ in answer.results:
+        answer = await kafka.send(kafka.brokers()[0][0], request)
+        for code, message, *_ in answer.results:
             raise_for(code, message)
     finally:
         await kafka.close()

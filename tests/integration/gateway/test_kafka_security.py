@@ -4,10 +4,11 @@ rights of operations/kafka.md."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from logferry.gateway.contract.source_state import SourceIdentity, SourceState
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.service.preflight import wait_until_created
 
-from tests.support.kafka_rights import DESCRIBE_CLUSTER, documented, grant
-from tests.support.secured_kafka import PASSWORD, SecuredKafka, as_toml
+from tests.support.kafka_rights import DESCRIBE_CLUSTER, deny, deny_no_more, documented, grant
+from tests.support.secured_kafka import PASSWORD, Right, SecuredKafka, as_toml
 from tests.support.served_gateway import Gateway
 
 RIGHTS: Final = documented("Gateway of `dc1`")
@@ -37,7 +38,7 @@ HARMLESS: Final = {
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """Who connects needs a certificate and a password. The users have no rights yet."""
-    users, settings = ("gateway", "blind"), {"listener.name.secured.ssl.client.auth": "required"}
+    users, settings = ("gateway", "blind", "shut-out"), {"listener.name.secured.ssl.client.auth": "required"}
     kafka = SecuredKafka(tmp_path_factory.mktemp("secured") / "files", users, settings)
     with kafka:
         yield kafka
@@ -193,6 +194,55 @@ async def test_without_the_right_to_describe_the_cluster_it_serves_and_no_source
                 await asyncio.sleep(0.1)
         assert "clocks_agree" in {event["event"] for event in events(gateway, "info")}
         assert (await gateway.ask("GET", "/v1/status"))[1]["warnings"] == []
+
+
+async def test_workers_that_may_not_use_their_group_for_a_while_join_it_again_and_record_once(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    """Longer than Kafka takes them for members. Nothing is restarted. The workers are asked in turn, so that both must
+    know who owns the source's lane."""
+    await grant(secured.bootstrap, "shut-out", RIGHTS)
+    names = ("logferry.gateway.dc1", "logferry.gateway.dc1.state")
+    group: list[Right] = [("GROUP", names[0], "LITERAL", operation) for operation in ("READ", "DESCRIBE")]
+    async with served(secured, tmp_path, "shut-out", 2) as gateway:
+        await gateway.ask("PUT", "/v1/topics/shut-out", data='{"partitions": 1}')
+        recorded = 0
+
+        async def write_until(is_over: Callable[[int, int], bool]) -> None:
+            """Each chunk until it is recorded. ``is_over``: of the last status and the chunks recorded since."""
+            nonlocal recorded
+            first = recorded
+            async with asyncio.timeout(90):
+                for number in itertools.count():
+                    path = source("shut-out", "s", f"/chunks?seqno={recorded + 1}")
+                    line = b"%d\n" % (recorded + 1)
+                    status, document, _ = await gateway.ask("POST", path, worker=number % 2, data=line)
+                    assert status in (200, 503) or "outcome-unknown" in document["type"], document
+                    recorded += status == 200
+                    if is_over(status, recorded - first):
+                        return
+
+        await write_until(lambda _, count: count == 20)
+        await deny(secured.bootstrap, "shut-out", group)
+        client = KafkaClient({"bootstrap_servers": secured.bootstrap}, "tests")
+        await client.start()
+
+        async def write_while_group(fits: Callable[[dict[str, list[int]]], bool]) -> None:
+            async with asyncio.timeout(60):
+                while (found := await client.group_assignment(*names)) is None or fits(found):
+                    await write_until(lambda _status, _count: True)
+
+        try:
+            await write_while_group(lambda found: found != {})
+            said = [one["error"] for one in events(gateway, "warning") if one["event"] == "group_membership_failed"]
+            assert ["GroupAuthorizationFailed" in error for error in said] == [True] * 2
+            await deny_no_more(secured.bootstrap, "shut-out", group)
+            await write_while_group(lambda found: sorted(map(len, found.values())) != [2, 2])
+        finally:
+            await client.close()
+        await write_until(lambda _, count: count == 20)
+        page = await gateway.ask("GET", "/v1/topics/dc1.shut-out/partitions/0/chunks", headers=TEXT)
+    assert page[1] == b"".join(b"%d\n" % (number + 1) for number in range(recorded))
 
 
 async def test_a_wrong_password_ends_the_start_with_a_word_and_without_the_password(

@@ -144,6 +144,10 @@ async def test_with_access_tokens_it_copies_while_brokers_end_its_connections(
             while (await status_of(url, capsys))[0] != 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
     assert denials(world) == []
+    # A refused login ends there. What is sent on as if it were none fails with an error that nobody retries.
+    brokers = [cluster.log(1).read_text() for cluster in clusters]
+    assert ["Could not validate the access token" in said for said in brokers] == [True, True]
+    assert ["Unexpected Kafka request" in said for said in brokers] == [False, False]
 
 
 async def test_without_alterconfigs_it_copies_and_names_the_right(

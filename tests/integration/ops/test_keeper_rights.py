@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.ops.keeper.admin_requests import ReassignRequest
 from logferry.ops.keeper.cluster_admin import ClusterAdmin
 
-from tests.support.kafka_rights import documented, grant
+from tests.support.kafka_rights import deny, deny_no_more, documented, grant
 from tests.support.keeper_disks import (
     DISK_SETTINGS,
     DiskCluster,
@@ -167,6 +168,33 @@ async def _turned_round(kafka: KafkaClient, tp: TopicPartition) -> int:
     answer = await ClusterAdmin(kafka, 10.0).ask_any(ReassignRequest({tp: (first, leader)}))
     assert answer.error_code == 0, answer
     return first
+
+
+async def test_a_keeper_that_may_not_use_its_group_for_a_while_acts_again(cluster: DiskCluster, tmp_path: Path) -> None:
+    """Longer than Kafka takes it for a member. It is not restarted."""
+    secured = cluster.kafka
+    assert isinstance(secured, SecuredKafka)
+    await grant(secured.bootstrap, "keeper", RIGHTS)
+    group = "logferry.keeper.dc1"
+    async with client(cluster) as kafka:
+
+        async def wait_until(has_member: bool) -> None:
+            async with asyncio.timeout(60):
+                while True:
+                    with suppress(KafkaError):  # before the group's first member
+                        found = await kafka.group_assignment(group, f"{group}.log")
+                        if found is not None and any(found.values()) == has_member:
+                            return
+                    await asyncio.sleep(0.1)
+
+        settings: dict[str, Any] = {"kafka": secured.plain_settings("keeper", "PLAIN"), "watch": {"every_s": 1}}
+        with keeper(cluster, tmp_path, **settings) as running:
+            await wait_until(True)
+            await deny(secured.bootstrap, "keeper", [("GROUP", group, "LITERAL", "READ")])
+            await wait_until(False)
+            await deny_no_more(secured.bootstrap, "keeper", [("GROUP", group, "LITERAL", "READ")])
+            await wait_until(True)
+            assert running.child.running
 
 
 async def test_an_election_that_is_not_needed_or_not_possible(cluster: DiskCluster) -> None:

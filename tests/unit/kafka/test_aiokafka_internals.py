@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.cluster import ClusterMetadata
+from aiokafka.conn import OAuthAuthenticator
 from aiokafka.consumer import consumer as consumer_module
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -101,6 +102,8 @@ FUNCTIONS: dict[Callable[..., Any], set[str]] = {
     aiokafka_internals.AIOKafkaClient.force_metadata_update: {"self"},
     GroupCoordinator.request_rejoin: {"self"},
     GroupCoordinator.close: {"self"},
+    GroupCoordinator.check_errors: {"self"},
+    aiokafka_internals._step: {"self", "payload"},
     aiokafka_internals.StickyPartitionAssignor.assign: {"cluster", "members"},
     Fetcher.close: {"self"},
 }
@@ -133,6 +136,7 @@ def uses(owner: type[Any], attribute: str) -> set[str]:
         (Fetcher, "_records", "fetched_records"),
         (GroupCoordinator, "generation", "_do_heartbeat"),
         (GroupCoordinator, "member_id", "_do_heartbeat"),
+        (GroupCoordinator, "_coordination_task", "check_errors"),
         (consumer_module.AIOKafkaConsumer, "_closed", "stop"),
         (consumer_module.AIOKafkaConsumer, "_coordinator", "stop"),
         (consumer_module.AIOKafkaConsumer, "_fetcher", "stop"),
@@ -146,6 +150,22 @@ def uses(owner: type[Any], attribute: str) -> set[str]:
 )
 def test_an_attribute_is_what_aiokafka_itself_works_with(owner: type[Any], attribute: str, method: str) -> None:
     assert method in uses(owner, attribute)
+
+
+def test_a_refused_token_is_answered_so_that_the_broker_ends_the_login() -> None:
+    """RFC 7628, sections 3.1 and 3.2.3."""
+
+    class Token:
+        async def token(self) -> str:
+            return "a.b.c"
+
+    async def said(*answers: bytes) -> list[Any]:
+        login = OAuthAuthenticator(sasl_oauth_token_provider=Token())
+        return [await login.step(answer) for answer in (None, *answers)]
+
+    first = (b"n,,\1auth=Bearer a.b.c\1\1", True)
+    assert asyncio.run(said(b"")) == [first, None]
+    assert asyncio.run(said(b'{"status":"invalid_token"}')) == [first, (b"\1", True)]
 
 
 def test_a_consumer_that_never_started_is_left() -> None:
