@@ -1,5 +1,6 @@
 """Sources, files and checkpoint together, driven step by step without threads, clock or sockets."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ class Client:
 
     def stored(self) -> list[bytes]:
         return [stored.content() for stored in self.gateway.sources.values() if stored.chunks]
+
+
+@pytest.fixture(autouse=True)
+def searches_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests have a clock of their own. On a slow machine, too, a search is due as soon as it may be."""
+    monkeypatch.setattr("logferry.client.agent.search.SHARE", math.inf)
+    monkeypatch.setattr("logferry.client.agent.search.HINTED_SHARE", math.inf)
 
 
 @pytest.fixture

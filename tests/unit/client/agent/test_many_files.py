@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from logferry.client.agent.main import run
 from logferry.client.agent.schedule import NEVER, TimeQueue
+from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage
 from logferry.client.agent.workers import Workers
 from logferry.client.files.checkpoint import FILE
 from logferry.client.files.rotation import Suspects
 from logferry.client.files.tail import FileTail
+from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer
 from logferry.ops.stack.processes import free_ports
@@ -231,3 +233,20 @@ def test_a_client_that_hangs_shows_its_last_figures(monkeypatch: pytest.MonkeyPa
         page.refresh(0.0, lambda now: f"at {now}\n")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert answer.read() == b"at 0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("unusable", "took_s", "next_s"),
+    [("no inotify", 0.0, 1.0), ("no inotify", 1.0, 50.0), ("", 0.0, 10.0), ("", 0.01, 20.0), ("", 9.0, 60.0)],
+)
+def test_a_search_takes_a_small_share_of_the_time(
+    client: Any, monkeypatch: pytest.MonkeyPatch, unusable: str, took_s: float, next_s: float
+) -> None:
+    monkeypatch.undo()  # of `searches_take_no_time`
+    clock = iter([0.0, took_s])
+    monkeypatch.setattr("logferry.client.agent.search.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    hints: Any = SimpleNamespace(unusable=unusable, watch_folders=lambda folders, now: True)
+    search = Search(client.config._replace(linger_s=1.0), hints, Inputs())
+    search.all(0.0)
+    search.done(0.0, False)
+    assert (search.is_due(next_s - 0.01), search.is_due(next_s)) == (False, True)
