@@ -104,6 +104,7 @@ class Config(NamedTuple):
     failover_s: float = 60.0
     failback_s: float = 120.0
     metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
     kubelet: KubeletSettings | None = None
     inputs: tuple[InputSettings, ...] = ()  # the first ``files`` are their spools
 
@@ -173,6 +174,7 @@ def _config(given: Settings) -> Config:
         nice=int(_between(given, "nice", 0, 0, 19)),
         max_deleted_bytes=int(_between(given, "max_deleted_bytes", 1 << 30, 0, 1 << 50)),
         metrics_port=int(_between(given, "metrics_port", 0, 0, 65_535)),
+        metrics_host=given.get("metrics_host") or "127.0.0.1",
         verbose=flags.verbose,
     )
 
@@ -383,8 +385,7 @@ def _tls_files(given: Settings) -> TlsFiles:
         try:
             wanted.context()
         except (OSError, ssl.SSLError) as error:
-            why = error.strerror or error
-            raise ValueError(f"{given.label(name)} {given.get(name)}: {why}") from None
+            raise ValueError(f"{given.label(name)} {given.get(name)}: {error.strerror or error}") from None
     return files
 
 

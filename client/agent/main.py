@@ -200,13 +200,13 @@ def _serve(config: Config, signals: Signals, has_changed: Callable[[], bool]) ->
             inputs = Inputs.open(config.inputs, config.state_dir)
             open_ones.callback(inputs.close)
             if config.metrics_port:
-                page = MetricsPage(config.metrics_port)
+                page = MetricsPage(config.metrics_port, config.metrics_host)
                 open_ones.callback(page.close)
         except StateUnusable as error:
             log_event("state-unusable", reason=error)
             return 2
         except OSError as error:
-            log_event("metrics-unusable", port=config.metrics_port, reason=error.strerror)
+            log_event("metrics-unusable", host=config.metrics_host, port=config.metrics_port, reason=error.strerror)
             return 2
         clusters = [GatewayCluster(centre.urls, centre.token) for centre in config.data_centres]
         dialer = Dialer(config.tls.ca_file, config.pins, config.proxies, config.tls.cert_file, config.tls.key_file)

@@ -45,7 +45,8 @@ _OF_ALL = {
     "idle_s": _NUMBER, "rotated_timeout_s": _NUMBER, "heartbeat_s": _NUMBER, "threads": _WHOLE,
     "bytes_per_s": _WHOLE, "cpu_percent": _NUMBER, "nice": _WHOLE, "max_deleted_bytes": _WHOLE,
     "kubelet_url": _TEXT, "kubelet_token_file": _TEXT, "kubelet_ca_file": _TEXT,
-    "metrics_port": _WHOLE, "link_root": _TEXTS, "fallback_url": _TEXTS, "failover_s": _NUMBER, "failback_s": _NUMBER,
+    "metrics_port": _WHOLE, "metrics_host": _TEXT, "link_root": _TEXTS, "fallback_url": _TEXTS,
+    "failover_s": _NUMBER, "failback_s": _NUMBER,
 }  # fmt: skip
 _OF_GROUPS = {"paths": _TEXTS, "topics": _TOPICS, **_OF_FILES}
 _OF_TOPICS = {name: kind for name, kind in _OF_FILES.items() if name not in ("exclude", "ignore_older_s")}
@@ -287,6 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         " until they are sent; beyond it the oldest are given up (default: 1073741824)")  # fmt: skip
     add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus at"
         " http://127.0.0.1:PORT/metrics; 0: do not (default: 0)")  # fmt: skip
+    add("--metrics-host", metavar="HOST", help="address that metrics are served at, 0.0.0.0 or :: for all of the machine"
+        " (default: 127.0.0.1)")  # fmt: skip
     add("--kubelet-url", metavar="URL", help="URL of the node's kubelet: with cri and docker the labels of a pod become"
         " attributes (default: not asked)")  # fmt: skip
     add("--kubelet-token-file", metavar="FILE", help="file with the token for the kubelet (default: none)")

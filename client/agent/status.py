@@ -216,14 +216,14 @@ def _head(name: str, kind: str, help_: str) -> list[str]:
 
 
 class MetricsPage:
-    """The page, and the thread that serves it at ``http://127.0.0.1:<port>/metrics``. OSError for a port in use."""
+    """The page, and the thread that serves it at ``http://<host>:<port>/metrics``. OSError for a port in use."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.is_asked = False
         self._text = ""
         self._rendered = threading.Event()
         self._next = 0.0
-        self._server = MetricsServer(port, self._current)
+        self._server = MetricsServer(port, self._current, host)
 
     def refresh(self, now: float, render: Callable[[float], str]) -> None:
         """Renders the page if a request waits for it; called by the main thread in every round."""

@@ -1,7 +1,8 @@
-"""``http://127.0.0.1:PORT/metrics``: a page for Prometheus, and the thread that serves it."""
+"""``http://HOST:PORT/metrics``: a page for Prometheus, and the thread that serves it."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 
@@ -10,11 +11,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 class MetricsServer:
     """``text``: the page as of now, called in a thread for each request; empty where there is none. Raises OSError for
-    a port in use.
+    a port in use, and for a host that is none of this machine.
     """
 
-    def __init__(self, port: int, text: Callable[[], str]) -> None:
+    def __init__(self, port: int, text: Callable[[], str], host: str = "127.0.0.1") -> None:
         import http.server  # takes memory, and few clients serve a page
+        import socketserver
 
         class Handler(http.server.BaseHTTPRequestHandler):
             timeout = 5.0
@@ -32,8 +34,13 @@ class MetricsServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = http.server.HTTPServer(("127.0.0.1", port), Handler)
-        self.port: int = self._server.server_port
+        # Not `HTTPServer`: it asks the DNS for its own name.
+        class Server(socketserver.TCPServer):
+            address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            allow_reuse_address = True
+
+        self._server = Server(Server.address, Handler)
+        self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:

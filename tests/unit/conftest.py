@@ -1,6 +1,11 @@
 """What holds for all unit tests."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# As in the conftest above, which the client's tests on older Pythons do without.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

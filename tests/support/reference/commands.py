@@ -43,7 +43,7 @@ SUBCOMMANDS: Final = {
         *("state", "reset", "reload", "move", "requarantine", "compact"),
         *("segments list", "segments wait", "segments exclude", "segments include"),
     ),
-    "hbase": ("subscribe", "list", "status", "pause", "resume", "remove"),
+    "hbase": ("subscribe", "list", "status", "pause", "resume", "remove", "tail"),
     "mirror": ("resume",),
     "keeper": ("status", "plan", "log", "pause", "resume"),
 }

@@ -1,6 +1,6 @@
 """The objects of `ops/deploy/kubernetes`: taken by the schemas of Kubernetes' API, closed, and fit for the services.
 
-They run on no cluster here. A ServiceMonitor is no object of that API: only its references are checked.
+They run on no cluster here. ServiceMonitor and PodMonitor are no objects of that API: only references are checked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PODS = {name: pod for name, one in NAMED.items() if (pod := pod_of(one)) is not 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", [name for name in NAMED if not name.startswith("ServiceMonitor/")])
+@pytest.mark.parametrize("name", [name for name in NAMED if not name.startswith(("ServiceMonitor/", "PodMonitor/"))])
 def test_kubernetes_takes_the_object(name: str, version: str) -> None:
     """By the schemas of its API, in which no unknown field passes."""
     kubernetes_validate.validate(NAMED[name], version, strict=True)
@@ -221,6 +221,12 @@ def test_prometheus_may_enter_where_it_scrapes() -> None:
         opened["ingress"][0]["from"][1]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
         == "monitoring"
     )
+    [port] = PODS["DaemonSet/logferry-push"]["containers"][0]["ports"]
+    served = tomllib.loads((FOLDER / "push.toml").read_text())
+    assert (served["metrics_host"], served["metrics_port"]) == ("0.0.0.0", port["containerPort"])
+    assert NAMED["PodMonitor/logferry-push"]["spec"]["podMetricsEndpoints"][0]["port"] == port["name"]
+    opened = NAMED["NetworkPolicy/logferry-push"]["spec"]
+    assert [one["port"] for one in opened["ingress"][0]["ports"]] == [port["name"]]
     assert NAMED["NetworkPolicy/logferry-closed"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
 
 

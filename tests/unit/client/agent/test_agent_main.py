@@ -74,7 +74,7 @@ def test_figures_for_prometheus(served: Any, tmp_path: Path, logs: Any) -> None:
         assert page("other") == {}
         done = run(tmp_path / "second", served.url, "--metrics-port", str(port), logs)
     assert done.returncode == 2
-    assert f"metrics-unusable port={port}" in done.stderr
+    assert f"metrics-unusable host=127.0.0.1 port={port}" in done.stderr
 
 
 def test_its_niceness_is_the_configured_one(served: Any, tmp_path: Path, logs: Any) -> None:
