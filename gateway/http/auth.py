@@ -177,25 +177,33 @@ class Gate:
     def admit(
         self, right: Right, headers: Mapping[str, str], segments: list[str], peer: PeerRequest | None = None
     ) -> Caller:
-        """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.
+        """`identify` and `check`."""
+        caller = self.identify(right, headers, peer)
+        self.check(caller, right, segments)
+        return caller
+
+    def identify(self, right: Right, headers: Mapping[str, str], peer: PeerRequest | None = None) -> Caller:
+        """The caller, whatever it may do. ``headers``: those of the request.
 
         A token counts before a certificate. ``peer``: of the request, None: it has no certificate.
 
-        Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one; KeysMissing
-        where it may be admitted once the keys of its issuer were fetched.
+        Raises Problem ``unauthenticated``; KeysMissing where it may be known once the keys of its issuer were fetched.
+        Raises Problem ``forbidden`` where a JSON Web Token has the rights of no entry.
         """
         if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         authorization = headers.get("Authorization")
         if authorization is None and peer is not None and self.takes_certificates:
-            caller = self._of_peer(headers.get(CALLER_HEADER), peer)
-        else:
-            caller = self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)
-        if not self._allows(caller, right, segments):
+            return self._of_peer(headers.get(CALLER_HEADER), peer)
+        return self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)
+
+    def check(self, caller: Caller, right: Right, segments: list[str]) -> None:
+        """Raises Problem ``forbidden`` unless the caller may do this, and Malformed for a name that cannot be one.
+        ``segments``: of the raw path."""
+        if caller is not ANYBODY and not self._allows(caller, right, segments):
             refused = Problem("forbidden", f"the token {caller.name} does not have the right to do this")
             refused.caller = caller.name
             raise refused
-        return caller
 
     def is_handed_on(self, header: str, method: str, path: str) -> bool:
         """Whether another worker has sent the request, as it signed in the header."""
