@@ -35,14 +35,16 @@ class LimitUsage(NamedTuple):
 
 def fair_part(room: float, own: float, others: Iterable[float]) -> float:
     """What ``own`` gets by max-min fairness, and an equal part of what nobody wants."""
-    wanted = sorted((own, *others))
+    wanted = (own, *others)
     left, number = room, len(wanted)
-    for index, want in enumerate(wanted):
+    if (unwanted := room - sum(wanted)) >= 0:
+        return own + unwanted / number
+    for index, want in enumerate(sorted(wanted)):
         level = left / (number - index)
         if want > level:
             return min(own, level)
         left -= want
-    return own + left / number
+    return own
 
 
 class Share:
