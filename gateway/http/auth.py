@@ -105,6 +105,8 @@ class Gate:
         self._roles: dict[str, Caller] = {}
         self._issuers: dict[str, Issuer] = {}
         self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
+        # Entry and name of a certificate, by all names in it.
+        self._matched: dict[tuple[str, ...], tuple[str, str] | None] = {}
         self.settings: list[TokenSettings] = []
         self.takes_certificates = False
         self.worker_key = config.worker_key
@@ -135,7 +137,7 @@ class Gate:
         self._roles = {token.name: role_of(token, dcs) for token in tokens}
         by_hash = [caller for token in tokens for caller in callers_of(token, self._roles[token.name])]
         self._tokens = {caller.sha256: caller for caller in by_hash}
-        self._verified = {}
+        self._verified, self._matched = {}, {}
         self.settings = [*tokens]
         self.takes_certificates = any(token.certificates for token in tokens)
         for name, at in self.expiring():
@@ -240,11 +242,15 @@ class Gate:
         return caller
 
     def _by_certificate(self, identity: Identity) -> Caller | None:
-        """The caller with the rights of the first entry that has one of its names."""
-        for token in self.settings:
-            if token.certificates and (name := matching_name(identity.names, token.certificates)) is not None:
-                return caller_by_certificate(self._roles[token.name], name, identity, self.generation)
-        return None
+        """The caller with the rights of the first entry that has one of its names. What was found for names is
+        remembered: there may be many of them, and many entries."""
+        if identity.names not in self._matched:
+            if len(self._matched) >= _VERIFIED:
+                self._matched.clear()
+            found = ((token.name, matching_name(identity.names, token.certificates)) for token in self.settings)
+            self._matched[identity.names] = next(((entry, name) for entry, name in found if name is not None), None)
+        match = self._matched[identity.names]
+        return match and caller_by_certificate(self._roles[match[0]], match[1], identity, self.generation)
 
     def _of_issuer(self, presented: str, digest: bytes) -> Caller:
         """The caller of a JSON Web Token. What was verified is remembered, as long as the issuer's keys are the same.
