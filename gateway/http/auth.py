@@ -105,6 +105,8 @@ class Gate:
         self._roles: dict[str, Caller] = {}
         self._issuers: dict[str, Issuer] = {}
         self._verified: dict[bytes, tuple[Caller, Issuer, int]] = {}
+        # Entry and name of a certificate, by all names in it.
+        self._matched: dict[tuple[str, ...], tuple[str, str] | None] = {}
         self.settings: list[TokenSettings] = []
         self.takes_certificates = False
         self.worker_key = config.worker_key
@@ -135,7 +137,7 @@ class Gate:
         self._roles = {token.name: role_of(token, dcs) for token in tokens}
         by_hash = [caller for token in tokens for caller in callers_of(token, self._roles[token.name])]
         self._tokens = {caller.sha256: caller for caller in by_hash}
-        self._verified = {}
+        self._verified, self._matched = {}, {}
         self.settings = [*tokens]
         self.takes_certificates = any(token.certificates for token in tokens)
         for name, at in self.expiring():
@@ -177,25 +179,33 @@ class Gate:
     def admit(
         self, right: Right, headers: Mapping[str, str], segments: list[str], peer: PeerRequest | None = None
     ) -> Caller:
-        """The caller, if it may do this. ``headers``: those of the request; ``segments``: of the raw path.
+        """`identify` and `check`."""
+        caller = self.identify(right, headers, peer)
+        self.check(caller, right, segments)
+        return caller
+
+    def identify(self, right: Right, headers: Mapping[str, str], peer: PeerRequest | None = None) -> Caller:
+        """The caller, whatever it may do. ``headers``: those of the request.
 
         A token counts before a certificate. ``peer``: of the request, None: it has no certificate.
 
-        Raises Problem ``unauthenticated`` or ``forbidden``, and Malformed for a name that cannot be one; KeysMissing
-        where it may be admitted once the keys of its issuer were fetched.
+        Raises Problem ``unauthenticated``; KeysMissing where it may be known once the keys of its issuer were fetched.
+        Raises Problem ``forbidden`` where a JSON Web Token has the rights of no entry.
         """
         if not self.settings or right is Right.OPEN or (right is Right.METRICS and self._config.open_metrics):
             return ANYBODY
         authorization = headers.get("Authorization")
         if authorization is None and peer is not None and self.takes_certificates:
-            caller = self._of_peer(headers.get(CALLER_HEADER), peer)
-        else:
-            caller = self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)
-        if not self._allows(caller, right, segments):
+            return self._of_peer(headers.get(CALLER_HEADER), peer)
+        return self._caller(authorization, _SCHEMES if right is Right.AGENT else _BEARER)
+
+    def check(self, caller: Caller, right: Right, segments: list[str]) -> None:
+        """Raises Problem ``forbidden`` unless the caller may do this, and Malformed for a name that cannot be one.
+        ``segments``: of the raw path."""
+        if caller is not ANYBODY and not self._allows(caller, right, segments):
             refused = Problem("forbidden", f"the token {caller.name} does not have the right to do this")
             refused.caller = caller.name
             raise refused
-        return caller
 
     def is_handed_on(self, header: str, method: str, path: str) -> bool:
         """Whether another worker has sent the request, as it signed in the header."""
@@ -232,11 +242,15 @@ class Gate:
         return caller
 
     def _by_certificate(self, identity: Identity) -> Caller | None:
-        """The caller with the rights of the first entry that has one of its names."""
-        for token in self.settings:
-            if token.certificates and (name := matching_name(identity.names, token.certificates)) is not None:
-                return caller_by_certificate(self._roles[token.name], name, identity, self.generation)
-        return None
+        """The caller with the rights of the first entry that has one of its names. What was found for names is
+        remembered: there may be many of them, and many entries."""
+        if identity.names not in self._matched:
+            if len(self._matched) >= _VERIFIED:
+                self._matched.clear()
+            found = ((token.name, matching_name(identity.names, token.certificates)) for token in self.settings)
+            self._matched[identity.names] = next(((entry, name) for entry, name in found if name is not None), None)
+        match = self._matched[identity.names]
+        return match and caller_by_certificate(self._roles[match[0]], match[1], identity, self.generation)
 
     def _of_issuer(self, presented: str, digest: bytes) -> Caller:
         """The caller of a JSON Web Token. What was verified is remembered, as long as the issuer's keys are the same.

@@ -182,15 +182,16 @@ class Routes:
         try:
             peer = _peer_of(request) if self._gate.takes_certificates else None
             try:
-                caller = self._gate.admit(route.right, request.headers, segments, peer)
+                caller = self._gate.identify(route.right, request.headers, peer)
             except KeysMissing as missing:
                 await missing.issuer.refresh()
-                caller = self._gate.admit(route.right, request.headers, segments, peer)
+                caller = self._gate.identify(route.right, request.headers, peer)
             if caller.name is not None:
                 request[TOKEN] = caller.name
-                # What another worker hands on was charged there.
+                # Before its rights: what is forbidden counts, too. What another worker hands on was charged there.
                 if self.charge is not None and not self._is_handed_on(request):
                     self.charge(caller.name, request)
+            self._gate.check(caller, route.right, segments)
             if caller.identity is not None:
                 request[IDENTITY] = caller.identity
             lists: dict[str, list[str]] = {name: [] for name in route.lists}

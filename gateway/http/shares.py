@@ -15,6 +15,7 @@ INTERVAL_S: Final = 1.0
 # After its last use a limit is no longer published.
 _IDLE_S: Final = 5.0
 # For so long after it was exhausted, a limit counts as one that its callers want more of: they wait before they retry.
+# So it does while it is in debt.
 _SHORT_S: Final = 3.0
 _HEADROOM: Final = 1.05
 _SMOOTHING: Final = 0.5
@@ -34,14 +35,16 @@ class LimitUsage(NamedTuple):
 
 def fair_part(room: float, own: float, others: Iterable[float]) -> float:
     """What ``own`` gets by max-min fairness, and an equal part of what nobody wants."""
-    wanted = sorted((own, *others))
+    wanted = (own, *others)
     left, number = room, len(wanted)
-    for index, want in enumerate(wanted):
+    if (unwanted := room - sum(wanted)) >= 0:
+        return own + unwanted / number
+    for index, want in enumerate(sorted(wanted)):
         level = left / (number - index)
         if want > level:
             return min(own, level)
         left -= want
-    return own + left / number
+    return own
 
 
 class Share:
@@ -89,11 +92,14 @@ class SharedLimit:
         return self.part.value
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until it may be used; 0: now."""
+        """Seconds until it may be used; 0: now. A share that is in debt grows: the wait is then what the whole limit
+        takes to pay that, or some intervals."""
         self._used_s = now_s
         if not self.is_awake:
             self._wake(self)
-        wait_s = max(self._own.wait_s(now_s), self._all.wait_s(now_s))
+        own_s = self._own.wait_s(now_s)
+        own_s = min(own_s, max(_SHORT_S, own_s * self.share / self.limit))
+        wait_s = max(own_s, self._all.wait_s(now_s))
         if wait_s > 0:
             self._short_s = now_s
         return wait_s
@@ -119,13 +125,14 @@ class SharedLimit:
         self._all.level = max(self._all.level - amount, least)
 
     def is_idle(self, now_s: float) -> bool:
-        return now_s - self._used_s > _IDLE_S
+        """Not while there is a debt, since who waits for its end does not ask."""
+        return now_s - self._used_s > _IDLE_S and self._own.wait_s(now_s) == 0
 
     def usage(self, now_s: float) -> LimitUsage:
         """For the report; called once in each interval."""
         lately, self._counted = self.taken - self._counted, self.taken
         self._rate += _SMOOTHING * (lately / INTERVAL_S - self._rate)
-        is_short = now_s - self._short_s <= _SHORT_S
+        is_short = now_s - self._short_s <= _SHORT_S or self._own.wait_s(now_s) > 0
         wanted = 2 * self.share if is_short else _HEADROOM * self._rate
         return LimitUsage(self.taken, min(wanted, self.limit))
 

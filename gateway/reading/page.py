@@ -166,6 +166,8 @@ async def _collect(
         wait_ms, room = 0, min(max_bytes, _LEAST_FETCH)
         try:
             if at_end:
+                # Many may wait at the same time: what they find is charged then.
+                held.charge(0)
                 wait_ms = max(0, int((deadline - time.monotonic()) * 1000))
             elif more := held.grow(max(1, max_bytes - _size(rows))):
                 room = more

@@ -1,25 +1,30 @@
 """The reports of `shared_limits` between the workers of a data centre, by a topic in its Kafka.
 
-Nothing waits for them. Where Kafka does not take them, or gives none, each worker has an equal part of each limit.
+Nothing waits for them. Where Kafka does not take them, or gives none, each worker has an equal part of each limit. Each
+listens to what is published from then on, and to the last report of each worker alone: what was taken in a time that it
+did not hear of is no debt that its callers would have to pay.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from logferry.gateway import log
 from logferry.gateway.http.quotas import Quotas
 from logferry.gateway.http.shared_limits import QuotaReport
 from logferry.gateway.http.shares import INTERVAL_S
-from logferry.gateway.kafka.client import KafkaClient
-from logferry.gateway.topics.compacted_store import CompactedStore
+from logferry.gateway.kafka.client import LATEST, KafkaClient
+from logferry.gateway.topics.compacted_store import create_store
 
 _PAUSE_S: Final = 5.0
 _WRITE_S: Final = 3.0
+_WAIT_MS: Final = 2000
+_FETCH_BYTES: Final = 1 << 20
 # Only the last report of each worker counts; Kafka removes whole segments.
 _CONFIGS: Final = {"cleanup.policy": "delete", "retention.ms": "600000", "segment.ms": "600000"}
 
@@ -42,7 +47,7 @@ class QuotaExchange:
         others: Callable[[], Collection[str] | None],
     ) -> None:
         self._kafka, self._url, self._quotas, self._others = kafka, url, quotas, others
-        self._store = CompactedStore(kafka, quota_usage_topic(group), accepted, QuotaReport.decode, _CONFIGS)
+        self._topic, self._accepted = quota_usage_topic(group), accepted
         self._is_created = self._is_failing = False
 
     async def publish(self) -> None:
@@ -66,7 +71,7 @@ class QuotaExchange:
                             await self._create()
                             producer = await self._producer()
                         key = self._url.encode()
-                        await producer.send_and_wait(self._store.topic, report.encode(), key=key, partition=0)
+                        await producer.send_and_wait(self._topic, report.encode(), key=key, partition=0)
                     self._is_failing = False
                 except (KafkaError, OSError, TimeoutError) as error:
                     self._failed(error)
@@ -77,26 +82,44 @@ class QuotaExchange:
 
     async def listen(self) -> None:
         """Takes over what the others publish."""
-        heard: dict[str, QuotaReport] = {}
+        position: int | None = None
+        last: dict[bytes | None, bytes | None] = {}
         while True:
             if not self._quotas.is_active or not self._others():
+                position = None
                 await asyncio.sleep(INTERVAL_S)
                 continue
             try:
-                await self._create()
-                await self._store.wait()
+                if position is None:
+                    await self._create()
+                    position, last = await self._kafka.offset(self._topic, 0, LATEST), {}
+                found = await self._kafka.fetch(self._topic, 0, position, max_bytes=_FETCH_BYTES, wait_ms=_WAIT_MS)
+            except OffsetOutOfRangeError:
+                position = None
+                continue
             except (KafkaError, OSError, TimeoutError) as error:
                 self._failed(error)
+                position = None
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            for worker, report in self._store.entries.items():
-                if worker != self._url and heard.get(worker) is not report:
-                    heard[worker] = report
-                    self._quotas.shared.hear(worker, report)
+            position = found.next_offset
+            last |= {record.key: record.value for record in found.records}
+            if found.at_end:
+                while last:
+                    self._hear(*last.popitem())
+                    # Each may take some ms.
+                    await asyncio.sleep(0)
+
+    def _hear(self, worker: bytes | None, data: bytes | None) -> None:
+        """Of another version the report may be of another form: the worker is not heard then."""
+        url = (worker or b"").decode("utf-8", "replace")
+        if url != self._url:
+            with suppress(ValueError):
+                self._quotas.shared.hear(url, QuotaReport.decode(data or b""))
 
     async def _create(self) -> None:
         if not self._is_created:
-            await self._store.create()
+            await create_store(self._kafka, self._topic, self._accepted, _CONFIGS)
             self._is_created = True
 
     async def _producer(self) -> AIOKafkaProducer:
@@ -111,5 +134,5 @@ class QuotaExchange:
 
     def _failed(self, error: Exception) -> None:
         if not self._is_failing:
-            log.event("quota_usage_failed", topic=self._store.topic, error=repr(error))
+            log.event("quota_usage_failed", topic=self._topic, error=repr(error))
         self._is_failing, self._is_created = True, False

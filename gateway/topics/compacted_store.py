@@ -30,6 +30,25 @@ def subscriptions_topic(prefix: str, dc: str) -> str:
     return f"{prefix}.deliver.{dc}.subscriptions"
 
 
+async def create_store(
+    kafka: KafkaClient, topic: str, accepted: Sequence[str], configs: Mapping[str, str] | None = None
+) -> None:
+    """Creates the topic of one partition if it is missing. Raises KafkaError."""
+    brokers = len((await kafka.describe([])).brokers)
+    replicas, in_sync = replication(accepted, brokers)
+    settings = {**_CONFIGS, **(configs or {}), "min.insync.replicas": str(in_sync)}
+    try:
+        await kafka.create_topic(topic, 1, replicas, settings)
+    except errors.TopicAlreadyExistsError:
+        return
+    async with asyncio.timeout(_CREATED_S):
+        while True:
+            found = (await kafka.describe([topic])).topics.get(topic)
+            if found is not None and found.partitions[0].leader >= 0:
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+
 class Stored(Protocol):
     def encode(self) -> bytes: ...
 
@@ -52,7 +71,7 @@ class CompactedStore(Generic[_Entry]):
         configs: Mapping[str, str] | None = None,
     ) -> None:
         self._kafka, self.topic, self._accepted, self._decode = kafka, topic, accepted, decode
-        self._configs = {**_CONFIGS, **(configs or {})}
+        self._configs = configs
         self._sizes: dict[str, int] = {}
         self.entries: dict[str, _Entry] = {}
         self.unreadable: dict[str, str] = {}
@@ -61,20 +80,7 @@ class CompactedStore(Generic[_Entry]):
 
     async def create(self) -> None:
         """Creates the topic if it is missing. Raises KafkaError."""
-        brokers = len((await self._kafka.describe([])).brokers)
-        replicas, in_sync = replication(self._accepted, brokers)
-        try:
-            await self._kafka.create_topic(
-                self.topic, 1, replicas, {**self._configs, "min.insync.replicas": str(in_sync)}
-            )
-        except errors.TopicAlreadyExistsError:
-            return
-        async with asyncio.timeout(_CREATED_S):
-            while True:
-                found = (await self._kafka.describe([self.topic])).topics.get(self.topic)
-                if found is not None and found.partitions[0].leader >= 0:
-                    return
-                await asyncio.sleep(_PAUSE_S)
+        await create_store(self._kafka, self.topic, self._accepted, self._configs)
 
     async def refresh(self) -> dict[str, _Entry]:
         """The entries as they are now. Without the topic there are none. Raises KafkaError."""

@@ -30,6 +30,7 @@ TABLES = "".join(
         ("asking", f"requests_per_s = {REQUESTS}"),
         ("reading", f"read_bytes_per_s = {READ}"),
         ("opening", f"connections = {CONNECTIONS}"),
+        ("tailing", "read_bytes_per_s = 1000"),
         ("free", ""),
     )
 )
@@ -124,6 +125,25 @@ async def test_quotas_are_re_read(gateway: Gateway) -> None:
     assert (await gateway.ask("POST", path + "2", "limited", data=b"x"))[0] == 429
     await gateway.reload(TABLES.replace(str(RATE), str(100 * RATE)))
     assert (await gateway.ask("POST", path + "2", "limited", data=b"x"))[0] == 200
+
+
+async def test_who_waits_for_data_holds_nothing_of_the_quota(gateway: Gateway) -> None:
+    """A tail of a quiet partition reads nothing; the caller's other reads are answered meanwhile."""
+    _, document, _ = await gateway.ask("POST", "/v1/topics/quota-b/sources/tail/chunks?seqno=1", "free", data=b"x")
+    written = document["partition"]
+    quiet = f"/v1/topics/dc1.quota-b/partitions/{1 - written}/chunks?offset=latest&wait_ms=10000"
+    tail = asyncio.create_task(gateway.ask("GET", quiet, "tailing"))
+    path = f"/v1/topics/dc1.quota-b/partitions/{written}/chunks?offset=earliest&max_bytes=1"
+    found = 0
+    while found < 20 and not tail.done():
+        status, document, _ = await gateway.ask("GET", path, "tailing")
+        # The tail looks for data once before it waits.
+        assert status in (200, 429), document
+        found += status == 200
+        await asyncio.sleep(0.05)
+    assert (found, tail.done()) == (20, False)
+    tail.cancel()
+    await asyncio.gather(tail, return_exceptions=True)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

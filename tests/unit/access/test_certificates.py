@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -16,10 +16,19 @@ import aiohttp
 import pytest
 import trustme
 from aiohttp import web
-from logferry.gateway.access.certificates import CALLER_HEADER, Identity, identity_of, signed, verified
+from logferry.gateway.access.certificates import (
+    CALLER_HEADER,
+    Identity,
+    PeerRequest,
+    identity_of,
+    matching_name,
+    signed,
+    verified,
+)
 from logferry.gateway.access.rights import NOBODY, Caller
 from logferry.gateway.config import Config, ConfigError
 from logferry.gateway.errors import Problem
+from logferry.gateway.http import auth
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.router import FORWARDED, Call, Routes, json_response
 from logferry.gateway.http.server import Server
@@ -354,6 +363,39 @@ async def test_the_word_of_another_worker(made: tuple[Worker, Server], monkeypat
             assert (await worker.ask(own, **{CALLER_HEADER: bad}))[0] == 401, bad
     with pytest.raises(Problem, match="not signed by a worker"):
         verified(None, "GET", PATH, good, now_s)
+
+
+def test_the_entry_of_a_certificate_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many entries and names that takes milliseconds, in which the worker serves nobody. Its end is its own."""
+    searches = 0
+
+    def counted(names: Iterable[str], patterns: Iterable[str]) -> str | None:
+        nonlocal searches
+        searches += 1
+        return matching_name(names, patterns)
+
+    monkeypatch.setattr(auth, "matching_name", counted)
+    worker = Worker(tmp_path)
+    names, now_s = ("dns:db1.example", "dns:web1.example"), time.time()
+
+    def asked(names: tuple[str, ...], ends_s: float) -> Caller:
+        header = signed(KEY, "GET", PATH, Identity(names, ends_s), now_s)
+        return worker.gate.identify(Right.KNOWN, {CALLER_HEADER: header}, PeerRequest("GET", PATH, None))
+
+    for ends_s in (2_000_000_000.0, 2_100_000_000.0):
+        caller = asked(names, ends_s)
+        assert (caller.name, caller.ends_s) == ("hosts:web1.example", ends_s)
+        assert worker.gate.present(caller).name == caller.name
+    for _ in range(2):
+        with pytest.raises(Problem, match="no entry"):
+            asked(names[:1], ends_s)
+    assert searches == 4, "two entries, two certificates"
+    first, second = worker.gate.settings
+    worker.gate.replace([first, second.model_copy(update={"name": "others"})])
+    assert asked(names, ends_s).name == "others:web1.example"
+    for number in range(5000):
+        asked((f"dns:web{number}.example",), ends_s)
+    assert len(worker.gate._matched) <= 4096
 
 
 def test_names_with_any_sign_are_signed_as_they_are() -> None:

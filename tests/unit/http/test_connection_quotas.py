@@ -62,6 +62,8 @@ class Worker:
             return json_response({"name": call.caller.name})
 
         self.routes.add("GET", PATH, "topics", handler, Right.KNOWN)
+        self.routes.add("POST", PATH, "forbidden", handler)
+        self.routes.add("PUT", PATH + "/{topic}", "malformed", handler, Right.ADMIN)
         self.server = Server(self.routes, self.config.limits)
 
     def count(self, name: str) -> int:
@@ -144,6 +146,18 @@ async def test_only_what_a_worker_signed_is_not_charged_again(worker: Worker) ->
     assert await line.ask(PATH) == (429, "the token slow is over its quota of 5 requests a second")
     assert (await line.ask(PATH, token="free"))[0] == 200, "the connection serves others"
     assert not handed_on(None, "GET", PATH, hand_on(KEY, "GET", PATH, now_s), now_s)
+
+
+async def test_what_is_refused_for_another_reason_counts_too(worker: Worker) -> None:
+    """Otherwise a caller could ask for what it may not do without an end, on any number of connections."""
+    worker.lines += (mine := [await Line(worker.port, "slow").open() for _ in range(6)])
+    statuses = []
+    for line, (method, path) in zip(mine, [("POST", PATH), ("PUT", PATH + "/%zz")] * 3, strict=True):
+        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer slow\r\n\r\n"
+        line.writer.write(head.encode())
+        statuses.append(int((await line.reader.readuntil(b"\r\n\r\n")).split()[1]))
+    assert statuses == [403, 400, 403, 400, 403, 429]
+    assert worker.count("slow") == 6
 
 
 def refusals(kind: str) -> float:

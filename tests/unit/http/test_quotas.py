@@ -318,7 +318,7 @@ def test_what_a_read_takes_is_known_after_it() -> None:
     # Another configuration counts at once, also for a stream that runs.
     quotas.replace(config(tokens=[token("a", "0", read_bytes_per_s=10)]))
     quota.settle(0, 100)
-    assert quota.wait_s() == pytest.approx(19.0), "half of it, of two workers"
+    assert quota.wait_s() == pytest.approx(9.5), "as the share grows"
     quotas.replace(config(tokens=[token("a", "0")]))
     assert quota.wait_s() == 0
     assert quota.hold(1 << 30, 1) == 1 << 30

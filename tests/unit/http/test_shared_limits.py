@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Worker:
     owed: float = 0.0
     request: float = _REQUEST
     count: SharedCount | None = None
+    asks_s: float = 0.0
 
 
 class Model:
@@ -146,6 +148,19 @@ class Connections(Model):
         return sum(worker.count.open for worker in self.workers if worker.count is not None)
 
 
+class Patient(Model):
+    """At each worker with a demand one client, which always has a request, and waits as long as `Retry-After` says."""
+
+    def _ask(self, worker: Worker) -> None:
+        if not worker.demand(self.now_s) or self.now_s < worker.asks_s:
+            return
+        if wait_s := worker.limit.wait_s(self.now_s):
+            worker.asks_s = self.now_s + math.ceil(wait_s)
+            return
+        worker.limit.take(worker.request)
+        self.taken.append((self.now_s, worker.name, worker.request))
+
+
 def in_turn(worker: int, number: int, pause_s: float) -> Demand:
     return lambda now_s: 9.0 if int(now_s / pause_s) % number == worker else 0.0
 
@@ -240,6 +255,21 @@ def test_large_requests_to_one_worker_after_another_are_no_way_around(
     assert 0.7 <= model.rate(240) <= 1.05
     # Each worker may take one before it hears of the others'.
     assert model.most_above(1.0) <= BURST_S + number * request_s
+
+
+@pytest.mark.parametrize("all_send", [True, False])
+@pytest.mark.parametrize("request_s", [0.3, 2, 4, 8, 20])
+@pytest.mark.parametrize("number", [1, 2, 4, 8])
+def test_who_waits_as_retry_after_says_gets_the_limit(number: int, request_s: float, all_send: bool) -> None:
+    """Also with requests of which each is worth many seconds of the limit, at one of many workers."""
+    model = Patient(1, 0.0, 0.2)
+    for name in range(number):
+        worker = model.add(str(name), steady(9 if all_send or not name else 0))
+        worker.request = request_s * LIMIT
+    model.run(20 + 4 * request_s)
+    seconds = 60 + 20 * request_s
+    model.run(seconds)
+    assert 0.8 <= model.rate(seconds) <= 1.1
 
 
 @pytest.mark.parametrize("number", [2, 4])
