@@ -36,7 +36,8 @@ class ClosingJournal:
 
 def test_a_pause_that_was_refused_can_be_repeated() -> None:
     async def pauses() -> None:
-        keeper = Keeper(KeeperConfig.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "k:9"}}), "u", Any)
+        config, unused = KeeperConfig.model_validate({"dc": "dc1", "kafka": {"bootstrap_servers": "k:9"}}), list[Any]()
+        keeper = Keeper(config, "u", unused)  # type: ignore[arg-type]
         journal, election = ClosingJournal(), SimpleNamespace(terms=1, acts=True)
         keeper.election, keeper._journal = election, journal  # type: ignore[assignment]
 
