@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
@@ -14,6 +14,7 @@ from logferry.gateway.contract.mirror_state import mirror_lane_of
 from logferry.gateway.http.auth import Gate
 from logferry.gateway.http.router import Routes
 from logferry.gateway.kafka.client import KafkaClient
+from logferry.gateway.kafka.error_codes import TOPIC_AUTHORIZATION_FAILED
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.lanes.ownership import Ownership
 from logferry.gateway.service import preflight
@@ -79,11 +80,12 @@ async def _parts(
             if dc not in without_cycle:
                 await reject_cycles(chains, link.remote, topics, targets.known)
                 without_cycle.add(dc)
+            hidden = await _hidden(link, topics, ownership.lanes.values())
         except (errors.KafkaError, OSError, TimeoutError) as error:
             link.report_failure(f"whether {dc} mirrors topics from here cannot be read: {error!r}")
             return
         for lane in list(ownership.lanes.values()):
-            lane.adopt(link, topics)
+            lane.adopt(link, topics, hidden)
 
     for remote in config.remotes:
         there = KafkaClient(kafka_options(remote.kafka), f"{config.group}-{remote.dc}")
@@ -107,6 +109,14 @@ async def _parts(
         owns = partial(_carries, lanes, ownership)
         ownership.run_in_background(ConsumerOffsetSync(kafka, links, translation, chains, owns).run())
     return Parts(ownership, routes, LIMITS)
+
+
+async def _hidden(link: RemoteCluster, topics: Collection[str], lanes: Iterable[MirrorLane]) -> Collection[str]:
+    """Of the topics that are copied and not among these: those that the remote has, and does not let the mirror see."""
+    copied = {p.topic for lane in lanes for p in lane.partitions.values() if p.dc == link.remote.dc}
+    there = {link.remote.there(name): name for name in copied - {*topics}}
+    found = (await link.kafka.describe(sorted(there))).errors if there else {}
+    return {there[name] for name, code in found.items() if code == TOPIC_AUTHORIZATION_FAILED}
 
 
 def _carries(lanes: PresentLanes, ownership: Ownership[MirrorLane], group: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +18,7 @@ from logferry.gateway.delivery.pages import TopicPages
 from logferry.gateway.delivery.sender import BatchSender
 from logferry.gateway.errors import Problem
 from logferry.gateway.kafka.client import EARLIEST, LATEST, KafkaClient
+from logferry.gateway.kafka.error_codes import TOPIC_AUTHORIZATION_FAILED
 from logferry.gateway.kafka.requests import TopicMetadata
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.reading.assignment import matcher
@@ -27,6 +29,8 @@ from logferry.gateway.topics.health import PartitionHealth, weakness
 
 _TOPICS_S: Final = 2.0
 _RETRY_S: Final = 1.0
+# Not a pattern.
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +45,8 @@ class SubscriptionView:
     changed: Callable[[], None]
     health: PartitionHealth = field(default_factory=PartitionHealth)
     is_known: bool = False
+    # Topics that Kafka does not let this worker see: those seen before, and those that a subscription names in full.
+    hidden: frozenset[str] = frozenset()
     _topics: dict[str, TopicMetadata] = field(default_factory=dict)
     _matched: dict[str, tuple[list[str], list[TopicMetadata]]] = field(default_factory=dict)
     _senders: dict[str, tuple[PushSubscription, BatchSender]] = field(default_factory=dict)
@@ -73,6 +79,7 @@ class SubscriptionView:
                 topics = {name: topic for name, topic in found.items() if name.partition(".")[0] in known}
                 replaced = [name for name, topic in self._topics.items() if topics.get(name, topic).id != topic.id]
                 self.pages.forget(replaced)
+                await self._find_hidden(topics.keys())
                 if topics != self._topics:
                     self._matched = {}
                 self._topics, self.is_known = topics, True
@@ -80,6 +87,20 @@ class SubscriptionView:
             except (errors.KafkaError, OSError, TimeoutError) as error:
                 log.event("topics_not_visible", error=repr(error))
             await asyncio.sleep(_TOPICS_S)
+
+    async def _find_hidden(self, visible: Set[str]) -> None:
+        wanted = {name for one in self.subscriptions.values() for name in one.definition.topics}
+        missing = {*self._topics, *self.hidden, *filter(_TOPIC.fullmatch, wanted)} - visible
+        errors_of = (await self.kafka.describe(sorted(missing))).errors if missing else {}
+        hidden = frozenset(name for name, code in errors_of.items() if code == TOPIC_AUTHORIZATION_FAILED)
+        new, self.hidden = hidden - self.hidden, hidden
+        for name in sorted(new):
+            log.event("topics_not_visible", error=f"Kafka hides {name}: grant Read on it")
+
+    @property
+    def warnings(self) -> list[str]:
+        """For the status."""
+        return [f"Kafka hides {name}, so nothing of it is delivered: grant Read on it" for name in sorted(self.hidden)]
 
     def _match(self) -> None:
         """Called often: units that changed nothing ignore it."""

@@ -114,7 +114,7 @@ class DeliverApi:
                 "subscriptions": sorted(self.view.subscriptions),
                 "unreadable": self.view.store.unreadable,
                 "units": [unit_status(unit.key, unit) for unit in units],
-                "warnings": self.config.warnings,
+                "warnings": [*self.config.warnings, *self.view.warnings],
             }
         )
 

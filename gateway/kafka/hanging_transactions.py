@@ -47,9 +47,11 @@ _PREPARE_COMMIT, _PREPARE_ABORT = 2, 3
 _FETCH_BYTES: Final = 1 << 20
 _STILL_ENDING: Final = "Kafka has not ended a transaction in it"
 MAY_NOT_DESCRIBE: Final = "its producers cannot be described: grant Read on the topic"
+NO_WRITE: Final = "nothing may be written to it: grant Write on the topic"
 MAY_NOT_END: Final = (
     "a transaction hangs in it, and only a user with the right Alter on the cluster may end it: grant that for a moment"
 )
+MAY_NOT: Final = (MAY_NOT_DESCRIBE, MAY_NOT_END)
 # Else the log is searched for the producer id of a transaction that has been open for so long: longer than any may be.
 _LONG_OPEN_MS: Final = 60_000
 _PRODUCERS_ANSWER: Final = schema(

@@ -36,13 +36,7 @@ from logferry.gateway.kafka import error_codes
 from logferry.gateway.kafka.aiokafka_internals import AIOKafkaClient, close_client, connect
 from logferry.gateway.kafka.broker_connection import BrokerConnections
 from logferry.gateway.kafka.client import PASSING, KafkaClient
-from logferry.gateway.kafka.hanging_transactions import (
-    MAY_NOT_DESCRIBE,
-    MAY_NOT_END,
-    FencedProducer,
-    NewerOwner,
-    complete_hanging,
-)
+from logferry.gateway.kafka.hanging_transactions import MAY_NOT, NO_WRITE, FencedProducer, NewerOwner, complete_hanging
 from logferry.gateway.kafka.record_batch import CODECS, RecordBatch, Stamp, batches
 from logferry.gateway.kafka.record_requests import Produced, ProduceRequest
 from logferry.gateway.kafka.requests import NO_ID
@@ -65,6 +59,7 @@ _UNKNOWN_TOPIC_S: Final = 1.0
 # Requests in flight to one leader. Kafka recognises the last five batches of a producer in a partition as duplicates
 # (KAFKA-5494).
 _WINDOW: Final = 4
+_DENIED: Final = error_codes.TOPIC_AUTHORIZATION_FAILED
 # So much is compressed at once: a MiB takes zstd 3 ms, and gzip 30.
 _INLINE_BYTES: Final = 1 << 18
 
@@ -266,6 +261,7 @@ class TransactionalProducer:
                     by_leader.setdefault(leader, []).append(part)
             asked = (self._produce_to(leader, led) for leader, led in by_leader.items())
             failed = [failure for failures in await asyncio.gather(*asked) for failure in failures]
+            _check_rights({p.tp: NO_WRITE for p, found in failed if found.code == _DENIED})
             for part, produced in failed:
                 self._judge(part, produced, may_be_new=time.monotonic() < unknown_until)
             self._give_up(parts)
@@ -283,8 +279,7 @@ class TransactionalProducer:
                 self._unchecked |= await self._complete_hanging(self._written | troubled)
 
     def _troubled(self, part: PartitionBatches, why: str, since: float | None = None) -> None:
-        since = time.monotonic() if since is None else since
-        part.trouble = (since if part.trouble is None else part.trouble[0], why)
+        part.trouble = (part.trouble[0] if part.trouble else since or time.monotonic(), why)
 
     def _give_up(self, parts: Sequence[PartitionBatches]) -> None:
         """Raises NotCommitted, naming the partitions that took nothing for too long."""
@@ -301,14 +296,12 @@ class TransactionalProducer:
         if unchecked:
             missed = await self._complete_hanging(unchecked)
             self._unchecked = {tp: why for tp, why in self._unchecked.items() if tp not in unchecked} | missed
+        missed = {part.tp: self._unchecked[part.tp] for part in parts if part.tp in self._unchecked}
+        _check_rights({tp: why for tp, why in missed.items() if why in MAY_NOT})
         for part in parts:
-            why = self._unchecked.get(part.tp)
-            if why in (MAY_NOT_DESCRIBE, MAY_NOT_END):
-                error = errors.TopicAuthorizationFailedError(f"{part.topic}-{part.number}: {why}")
-                raise NotCommitted(error, refused=part.tp, unavailable={part.tp: why})
-            if why is not None:
-                self._troubled(part, why)
-        return [part for part in parts if part.tp not in self._unchecked]
+            if part.tp in missed:
+                self._troubled(part, missed[part.tp])
+        return [part for part in parts if part.tp not in missed]
 
     async def _produce_to(self, leader: int, parts: list[PartitionBatches]) -> list[tuple[PartitionBatches, Produced]]:
         """Sends the batches of the parts, the next ones while the answers to others are awaited.
@@ -398,3 +391,10 @@ class TransactionalProducer:
         """Ends the producer without a request to Kafka; its open transaction ends when the next one fences it."""
         self._channels.abort()
         await close_client(self._client)
+
+
+def _check_rights(lacking: Mapping[TopicPartition, str]) -> None:
+    """Raises NotCommitted where there are some: they are blamed at once, since each failure is a fence."""
+    for (topic, number), why in lacking.items():
+        error = errors.TopicAuthorizationFailedError(f"{topic}-{number}: {why}")
+        raise NotCommitted(error, refused=(topic, number), unavailable=lacking)

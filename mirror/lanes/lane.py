@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from aiokafka.errors import TopicAuthorizationFailedError
 from logferry.gateway import log
 from logferry.gateway.contract.lane_count import LaneCount
 from logferry.gateway.contract.mirror_state import mirror_lane_of, partitions_of_lane
@@ -78,17 +79,20 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             link.refresh_soon()
         if not isinstance(error, NotCommitted):
             return
+        # A right that is missing is blamed on all partitions without it; nothing else is to be tried there.
+        may_not = isinstance(error.cause, TopicAuthorizationFailedError)
+        rejected = {error.refused, *(error.unavailable if may_not else ())}
         # Without its own partitions the lane can do nothing; no other one is to blame. One that is rejected has a stop.
-        unavailable = {tp: why for tp, why in error.unavailable.items() if tp != error.refused}
+        unavailable = {tp: why for tp, why in error.unavailable.items() if tp not in rejected}
         unavailable |= self._without_history(unavailable)
         self.targets.health.refuse({tp: why for tp, why in unavailable.items() if tp in self.partitions})
-        if error.refused in self.partitions:
-            self.targets.reread(error.refused[0])
-            if error.refused not in self._uncoalesced:
+        for tp in rejected & self.partitions.keys():
+            self.targets.reread(tp[0])
+            if may_not or tp in self._uncoalesced:
+                self.partitions[tp].halt(REJECTED, error.unavailable.get(tp, str(error)))
+            else:
                 # The topic here may allow less than its original: the batches are tried as they are.
-                self._uncoalesced.add(error.refused)
-                return
-            self.partitions[error.refused].halt(REJECTED, str(error))
+                self._uncoalesced.add(tp)
 
     def _without_history(self, unavailable: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
         """The copies whose partition of the history takes nothing; none where that is the only one of the lane."""
@@ -158,8 +162,9 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             self.adopt(link, link.topics)
         return {"partitions": len(self.partitions)}
 
-    def adopt(self, link: RemoteCluster, topics: dict[str, TopicMetadata]) -> None:
-        """Follows the partitions of this lane among the remote topics; nothing while it does not serve."""
+    def adopt(self, link: RemoteCluster, topics: dict[str, TopicMetadata], hidden: Collection[str] = ()) -> None:
+        """Follows the partitions of this lane among the remote topics; nothing while it does not serve. ``hidden``:
+        others that the remote has."""
         transactions = self._transactions
         if self.state != "serving" or transactions is None:
             return
@@ -170,7 +175,11 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             there = topics.get(partition.topic)
             # It may have been recreated with fewer partitions.
             is_gone = there is None or partition.number >= len(there.partitions)
-            if is_gone and partition.dc == link.remote.dc and partition.stop is None:
+            if not is_gone or partition.dc != link.remote.dc or partition.stop is not None:
+                continue
+            if partition.topic in hidden:
+                partition.halt("fetch-rejected", f"{link.remote.dc} hides the topic from the mirror: grant Read on it")
+            else:
                 partition.halt("source-deleted", f"{partition.name} was deleted in {link.remote.dc}")
 
     def _adopt(self, transactions: LaneTransactions, link: RemoteCluster, topic: TopicMetadata, number: int) -> None:

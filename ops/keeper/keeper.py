@@ -263,7 +263,7 @@ class Keeper:
         return time.monotonic() < self._rest_until_s.get(kind, 0.0)
 
     async def _has_taken_over(self, election: Election) -> bool:
-        if self._term != election.terms:
+        if self._term != election.terms or not self._journal.is_open:
             # Fenced, then read: nothing is written behind what was read.
             term = election.terms
             records = await self._opened()

@@ -206,11 +206,16 @@ class Deliver:
         if not worker.child.running:
             raise worker.startup_error()
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"{worker.url}/v1/status") as answer:
-                units: list[dict[str, Any]] = (await answer.json())["units"]
-                return units
+            units: list[dict[str, Any]] = (await self.status(number))["units"]
+            return units
         except aiohttp.ClientError:
             return []
+
+    async def status(self, number: int = 0) -> dict[str, Any]:
+        url = f"{self.workers[number].url}/v1/status"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            found: dict[str, Any] = await answer.json()
+            return found
 
     async def until(self, holds: Callable[[list[dict[str, Any]]], bool], what: str, timeout_s: float = 60) -> None:
         """Until it holds of the units of the first worker."""

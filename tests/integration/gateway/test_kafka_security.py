@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,10 @@ HARMLESS: Final = {
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
     """Who connects needs a certificate and a password. The users have no rights yet."""
-    users, settings = ("gateway", "blind", "shut-out"), {"listener.name.secured.ssl.client.auth": "required"}
+    users, settings = (
+        ("gateway", "blind", "shut-out", "wavering"),
+        {"listener.name.secured.ssl.client.auth": "required"},
+    )
     kafka = SecuredKafka(tmp_path_factory.mktemp("secured") / "files", users, settings)
     with kafka:
         yield kafka
@@ -243,6 +246,94 @@ async def test_workers_that_may_not_use_their_group_for_a_while_join_it_again_an
         await write_until(lambda _, count: count == 20)
         page = await gateway.ask("GET", "/v1/topics/dc1.shut-out/partitions/0/chunks", headers=TEXT)
     assert page[1] == b"".join(b"%d\n" % (number + 1) for number in range(recorded))
+
+
+class Writers:
+    """Write each chunk again and again until it is recorded, by each worker in turn. ``answers``: what they got last,
+    by topic."""
+
+    def __init__(self, gateway: Gateway, topics: Iterable[str], sources: int) -> None:
+        self._gateway = gateway
+        self.recorded = {(topic, f"s{n}"): 0 for topic in topics for n in range(sources)}
+        self.answers: dict[str, list[tuple[int, str]]] = {topic: [] for topic in topics}
+
+    async def write(self, topic: str, name: str) -> None:
+        """Until it is cancelled."""
+        for number in itertools.count():
+            seqno = self.recorded[topic, name] + 1
+            path = source(topic, name, f"/chunks?seqno={seqno}")
+            data = f"{name} {seqno}\n".encode()
+            status, document, _ = await self._gateway.ask("POST", path, worker=number % 2, data=data)
+            assert status in (200, 503) or "outcome-unknown" in document["type"], document
+            self.recorded[topic, name] += status == 200
+            self.answers[topic].append((status, str(document.get("detail"))))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    async def record(self, topic: str, count: int) -> None:
+        """Returns when each source of the topic has so many chunks more."""
+        wanted = {key: seqno + count for key, seqno in self.recorded.items() if key[0] == topic}
+        await self.until(lambda: all(self.recorded[key] >= seqno for key, seqno in wanted.items()))
+
+
+async def lanes_of(gateway: Gateway) -> list[Any]:
+    """As the workers describe them."""
+    return [(await gateway.ask("GET", "/v1/status", worker=number))[1]["lanes"] for number in range(2)]
+
+
+GATEWAY: Final = "logferry.gateway.dc1"
+# What is missing for a while, what the writers are told, and whether that is to harm its topic alone.
+MISSING: Final[list[tuple[Right, str, bool]]] = [
+    (("TOPIC", "dc1.victim", "LITERAL", "WRITE"), "grant Write on the topic", True),
+    (("TOPIC", "dc1.victim", "LITERAL", "DESCRIBE"), "TopicAuthorizationFailed", True),
+    (("TRANSACTIONAL_ID", f"{GATEWAY}.", "PREFIXED", "WRITE"), "TransactionalIdAuthorizationFailed", False),
+    (("TOPIC", f"{GATEWAY}.state", "LITERAL", "WRITE"), "it failed (NotCommitted)", False),
+]
+
+
+async def test_a_right_that_is_missing_for_a_while_harms_its_topic_alone_and_nothing_is_recorded_twice(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    """While sources of all lanes write to two topics. Nothing is restarted."""
+    await grant(secured.bootstrap, "wavering", RIGHTS)
+    async with served(secured, tmp_path, "wavering", 2) as gateway:
+        for topic in ("victim", "other"):
+            await gateway.ask("PUT", f"/v1/topics/{topic}", data='{"partitions": 1}')
+        writers = Writers(gateway, ("victim", "other"), 6)
+        tasks = [asyncio.create_task(writers.write(*key)) for key in writers.recorded]
+        try:
+            await writers.record("victim", 5)
+            for right, reason, alone in MISSING:
+                for answers in writers.answers.values():
+                    answers.clear()
+                await deny(secured.bootstrap, "wavering", [right])
+                async with asyncio.timeout(60):
+                    while reason not in f"{writers.answers['victim']} {await lanes_of(gateway)}":  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                if alone:
+                    await writers.record("other", 20)
+                    assert {status for status, _ in writers.answers["other"]} == {200}, right
+                await deny_no_more(secured.bootstrap, "wavering", [right])
+                await writers.record("victim", 5)
+                await writers.record("other", 5)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [error for error in ended if not isinstance(error, asyncio.CancelledError)] == []
+    for topic in ("victim", "other"):
+        recorded = {name: count for (of, name), count in writers.recorded.items() if of == topic}
+        found: dict[str, list[int]] = {name: [] for name in recorded}
+        options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+        async with AIOKafkaConsumer(f"dc1.{topic}", bootstrap_servers=secured.bootstrap, **options) as consumer:
+            while any(len(found[name]) < count for name, count in recorded.items()):
+                record = await asyncio.wait_for(consumer.getone(), 60)
+                name, seqno = (record.value or b"").decode().split()
+                found[name].append(int(seqno))
+        assert found == {name: [*range(1, len(seqnos) + 1)] for name, seqnos in found.items()}
 
 
 async def test_a_wrong_password_ends_the_start_with_a_word_and_without_the_password(

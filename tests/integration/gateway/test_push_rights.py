@@ -14,12 +14,13 @@ from logferry.gateway.kafka.client import EARLIEST, KafkaClient
 from logferry.gateway.service.preflight import wait_until_created
 
 from tests.support.delivery import PushReceiver, Received, deliver, receiver
-from tests.support.kafka_rights import documented, grant
+from tests.support.kafka_rights import deny, deny_no_more, documented, grant
 from tests.support.secured_kafka import PASSWORD, Right, SecuredKafka
 
 # The page names the topics of dead letters by their beginning.
 _ANY_LETTERS: Final[Right] = ("TOPIC", "dc1.", "LITERAL", "WRITE")
 LETTERS: Final[Right] = ("TOPIC", "dc1.letters", "LITERAL", "WRITE")
+HIDDEN: Final[Right] = ("TOPIC", "dc1.orders", "LITERAL", "DESCRIBE")
 RIGHTS: Final = documented("Push delivery of `dc1`")
 # By operation and resource, as for the gateway; without the first the brokers' time is not known.
 HARMLESS: Final = {
@@ -84,15 +85,26 @@ async def test_with_the_documented_rights_everything_is_delivered(secured: Secur
                 assert ("WRITE", "Topic:LITERAL:dc1.letters") in denied(secured)
                 await grant(secured.bootstrap, "deliver", [LETTERS])
                 await got.until(lambda: len(got.rows) >= len(written), "all but the bad one", 90)
+                # Hidden for a while: the worker says so, and continues where it was.
+                await deny(secured.bootstrap, "deliver", [HIDDEN])
+                await running.until(lambda units: units == [], "end of what is hidden")
+                written += await write(secured, range(5, 8))
+                assert (await running.status())["warnings"] == [
+                    "Kafka hides dc1.orders, so nothing of it is delivered: grant Read on it"
+                ]
+                await deny_no_more(secured.bootstrap, "deliver", [HIDDEN])
+                await got.until(lambda: len(got.rows) >= len(written), "what was written meanwhile", 90)
+                assert (await running.status())["warnings"] == []
                 assert PASSWORD not in running.log()
             # Another worker takes over what the first one left.
-            written += await write(secured, range(5, 8))
+            written += await write(secured, range(8, 11))
             with deliver(secured, tmp_path / "two", "logferry", **settings):
                 await got.until(lambda: len(got.rows) >= len(written), "what came later", 90)
             assert got.problems(written) == []
         assert await client.offset("dc1.letters", 0, EARLIEST) == 0
         [record] = (await client.fetch("dc1.letters", 0, 0, max_bytes=1 << 20)).records
         assert record.value == b"bad\n"
-        assert denied(secured) - {("WRITE", "Topic:LITERAL:dc1.letters")} <= HARMLESS
+        meanwhile = {("WRITE", "Topic:LITERAL:dc1.letters"), ("DESCRIBE", "Topic:LITERAL:dc1.orders")}
+        assert denied(secured) - meanwhile <= HARMLESS
     finally:
         await client.close()

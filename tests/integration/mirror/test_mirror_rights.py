@@ -15,7 +15,7 @@ from aiokafka.admin import NewPartitions, NewTopic
 from logferry.ops.cli.main import main as command
 
 from tests.support.kafka import alter_topic, becomes, commit
-from tests.support.kafka_rights import grant, rights_of_script
+from tests.support.kafka_rights import deny, deny_no_more, grant, rights_of_script
 from tests.support.mirror import differences_in_the_end, pairs_by_history
 from tests.support.mirrored_topic import World, mirroring, settings_of
 from tests.support.secured_kafka import Right, SecuredKafka
@@ -244,3 +244,12 @@ async def test_a_topic_with_a_right_too_few_stops_alone_and_by_name(
         assert exit_status == 1
         assert f"the settings of {topics['undescribed']} here may differ" in said
         assert "DescribeConfigs" in said
+        # A topic that is hidden by rights does not pass for a deleted one, and is copied on once it is seen again.
+        hidden: list[Right] = [("TOPIC", topics["whole"], "LITERAL", "DESCRIBE")]
+        await deny(world.there, "uneven", hidden)
+        found = await world.state(url, "fetch-rejected", 0, topics["whole"])
+        assert found["stop"]["detail"] == "dc1 hides the topic from the mirror: grant Read on it"
+        await write("whole")
+        await deny_no_more(world.there, "uneven", hidden)
+        assert await differences_in_the_end((world.there, topics["whole"]), (world.here, topics["whole"])) == []
+        await world.state(url, "caught-up", 0, topics["whole"])

@@ -7,11 +7,15 @@ deletion are such that every disk is low.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from aiokafka.errors import KafkaError
@@ -25,6 +29,7 @@ from tests.support.keeper_disks import (
     DISK_SETTINGS,
     DiskCluster,
     FormattedDisks,
+    KeeperProcess,
     acts,
     client,
     commit,
@@ -194,7 +199,35 @@ async def test_a_keeper_that_may_not_use_its_group_for_a_while_acts_again(cluste
             await wait_until(False)
             await deny_no_more(secured.bootstrap, "keeper", [("GROUP", group, "LITERAL", "READ")])
             await wait_until(True)
+            # While it plans nothing, only an operator's pause is written to its log.
+            lacking: list[Right] = [
+                ("TRANSACTIONAL_ID", f"{group}.log.act", "LITERAL", "WRITE"),
+                ("TOPIC", f"{group}.log", "LITERAL", "WRITE"),
+            ]
+            for right in lacking:
+                await until(partial(is_paused, running, "before"), "it acts again")
+                await deny(secured.bootstrap, "keeper", [right])
+                await until(lambda: "AuthorizationFailed" in pause(running, "meanwhile"), "the refusal is named")
+                await deny_no_more(secured.bootstrap, "keeper", [right])
+                await until(partial(is_paused, running, f"after {right}"), "it acts again")
+                assert running.status["paused"] == f"after {right}"
             assert running.child.running
+        began = [one for one in await acts(kafka) if one["kind"] == "paused"]
+    assert [one["why"] for one in began if one["why"].startswith("after")] == [f"after {right}" for right in lacking]
+
+
+def is_paused(keeping: KeeperProcess, why: str) -> bool:
+    return pause(keeping, why) == ""
+
+
+def pause(keeping: KeeperProcess, why: str) -> str:
+    """What is wrong; nothing: it is paused."""
+    body, head = json.dumps({"why": why}).encode(), {"Content-Type": "application/json"}
+    try:
+        with urlopen(Request(f"{keeping.url}/v1/pause", body, head), timeout=60):
+            return ""
+    except HTTPError as error:
+        return error.read().decode()
 
 
 async def test_an_election_that_is_not_needed_or_not_possible(cluster: DiskCluster) -> None:

@@ -229,6 +229,41 @@ async def test_a_partition_that_is_rejected_has_one_stop_only(monkeypatch: pytes
         await until(lambda: world.stops() == {0: "write-rejected"})
 
 
+async def test_all_partitions_without_a_right_stop_by_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure is a fence, for which the rest of the lane waits."""
+    world = MirrorWorld()
+    lacking = {(TOPIC, number): "grant Write on the topic" for number in range(2)}
+
+    def refuse(tp: tuple[str, int]) -> None:
+        if tp in lacking:
+            raise NotCommitted(errors.TopicAuthorizationFailedError(), refused=tp, unavailable=lacking)
+
+    world.fails = refuse
+    async with world.running(monkeypatch):
+        for number in range(2):
+            world.link.write(number, 2)
+        await until(lambda: world.stops() == {0: "write-rejected", 1: "write-rejected"} and len(world.producers) == 2)
+        assert world.targets.health.refused() == {}
+        assert world.partition(1).last_stop == world.partition(1).stop
+        assert world.lane._uncoalesced == set()
+
+
+async def test_a_topic_that_is_hidden_stops_by_another_name_than_a_deleted_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.link.write(0, 2)
+        await until(lambda: world.copied(0) == 2)
+        world.lane.adopt(world.link, {}, {TOPIC})
+        assert world.stops() == {0: "fetch-rejected", 1: "fetch-rejected"}
+        world.lane._retried.clock_ms = lambda: now_ms() + 6_000
+        world.lane.retry_stops()
+        world.lane.adopt(world.link, world.link.topics)
+        world.link.write(0, 2)
+        await until(lambda: world.copied(0) == 4 and world.stops() == {})
+
+
 async def test_a_retry_ends_the_stop_of_a_partition_with_nothing_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the remote answers is the last batch alone, to be compared; then it is silent."""
     world = MirrorWorld()
