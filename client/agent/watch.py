@@ -18,9 +18,10 @@ from logferry.client.agent.search import Search, entry_of
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
+from logferry.client.files.compressed import find_gzip, grown_gzip
 from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to, replace_lost_links
 from logferry.client.files.identity import fingerprint, source_id
-from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip, grown_gzip
+from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs
 from logferry.client.files.tail import FileChanged, FileTail
 
 
