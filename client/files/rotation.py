@@ -11,7 +11,8 @@ another device is taken if its content and time of birth match, and its inode or
 entry whose own device and inode are there comes first: the caller opens these files before the others.
 
 A power failure may take the end of a file, also bytes that were sent. What is left up to a known mark need not be sent
-again. This holds after a reboot alone: else a program rewrote the file, and equal lines match any mark.
+again, be it in the file or in a copy that was made of it before the client started. This holds after a reboot alone:
+else a program rewrote the file, and equal lines match any mark.
 """
 
 # Paths stay text, as in `discover`.
@@ -213,13 +214,18 @@ def _may_be_of(tail: FileTail, original: FileTail) -> bool:
 
 
 def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
-    """Every byte of it is in the original. Shorter files than a head are no proof: many begin with the same lines."""
+    """Every byte of it is in the original. Shorter files than a head are no proof: many begin with the same lines. Nor
+    are NUL bytes alone: a power failure leaves these in several files.
+    """
     if not HEAD_BYTES <= tail.size <= original.size:
         return False
-    return all(
-        tail.pread(_STEP_BYTES, at) == original.pread(min(_STEP_BYTES, tail.size - at), at)
-        for at in range(0, tail.size, _STEP_BYTES)
-    )
+    has_lines = False
+    for at in range(0, tail.size, _STEP_BYTES):
+        part = tail.pread(_STEP_BYTES, at)
+        if part != original.pread(min(_STEP_BYTES, tail.size - at), at):
+            return False
+        has_lines = has_lines or bool(part.strip(b"\0"))
+    return has_lines
 
 
 class KnownFiles:
@@ -291,11 +297,22 @@ class KnownFiles:
         """The last known position up to which the file is what was sent; 0: none."""
         if not self.rebooted or (tail.born_ns and entry.born_ns and tail.born_ns != entry.born_ns):
             return 0
+        return next((at for at, mark in self._places(entry) if not tail.differs(entry.head, at, mark)), 0)
+
+    def copy_of(
+        self, entry: CheckpointEntry, is_another: Callable[[FileTail], bool], now: float, once: bool
+    ) -> FileTail | None:
+        """The copy beside its file, opened at the last known position up to which it is what was sent."""
+        for position, mark in self._places(entry):
+            wanted = WantedCopy(entry.last_path, entry.head, position, mark, entry.born_ns)
+            if (copy := wanted.find(is_another, now, once)) is not None:
+                return copy
+        return None
+
+    def _places(self, entry: CheckpointEntry) -> list[tuple[int, Fingerprint]]:
+        """Known positions with their marks, the last one first; earlier ones count after a reboot alone."""
         earlier = [(position, Fingerprint(MARK_BYTES, digest)) for position, digest in entry.marks]
-        for position, mark in [(entry.position, entry.mark), *earlier]:
-            if not tail.differs(entry.head, position, mark):
-                return position
-        return 0
+        return [(entry.position, entry.mark), *(earlier if self.rebooted else ())]
 
 
 def differs(tail: FileTail, entry: CheckpointEntry) -> str:
