@@ -19,8 +19,8 @@ from logferry.client.agent.status import MetricsPage, say, show_status
 from logferry.client.agent.workers import BodySent, GivenConfig, JobResult, ProbeResult, Signals, Workers
 from logferry.client.events import log_event, set_up
 from logferry.client.files.checkpoint import Checkpoint, StateUnusable
+from logferry.client.files.compressed import CompressedFile
 from logferry.client.files.discover import left_out
-from logferry.client.files.rotation import CompressedFile
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
 from logferry.client.transport.connections import Dialer

@@ -18,9 +18,10 @@ from logferry.client.agent.search import Search, entry_of
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
+from logferry.client.files.compressed import find_gzip, grown_gzip
 from logferry.client.files.discover import FileKey, find_moved, folder_is_on, leads_to, replace_lost_links
 from logferry.client.files.identity import fingerprint, source_id
-from logferry.client.files.rotation import KnownFiles, Suspects, WantedCopy, copy_depth, differs, find_gzip, grown_gzip
+from logferry.client.files.rotation import KnownFiles, Suspects, copy_depth, differs
 from logferry.client.files.tail import FileChanged, FileTail
 
 
@@ -33,19 +34,17 @@ class Watch:
         )
         self.sources: dict[str, FileSource] = {}
         self._config, self._checkpoint, self._centres = config, checkpoint, shared.centres
-        self.ready = shared.ready
-        self._suspects = Suspects()
+        self.ready, self._deleted = shared.ready, shared.deleted
+        self._suspects, self._started = Suspects(), False
         self.looks = Looks(not (config.once or config.check), shared.count)
         self.search = Search(config, self.looks.hints, shared.inputs, self._number)
         self.failed = self.search.failed
-        self._deleted = shared.deleted
         self._live = LiveFiles(self._went, config.rotated_timeout_s)
         self._is_copy = checkpoint.adopt(config.host)
         replace_lost_links(checkpoint.entries.values())
         self.restless: dict[FileSource, None] = {}  # those that may be behind
         self._known = KnownFiles(checkpoint.entries.values(), checkpoint.note_boot())
         self._lost = KnownFiles((), False)  # live, and no pattern shows them
-        self._started = False
 
     def tick(self, now: float) -> None:
         """Finds new files (with ``--once`` only the first time) and checks those that are followed."""
@@ -263,23 +262,26 @@ class Watch:
             if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
                 log_event("file-gone", source=entry.source_id, position=entry.position)
                 self._known.remove(entry)
-                if entry.dc or entry.position > entry.since:
-                    self._over(entry)
-                else:
-                    self._checkpoint.drop(entry.source_id)  # nothing was sent under this name
+                self._over(entry)
 
     def _take_up_copy(self, entry: CheckpointEntry, now: float) -> bool:
-        """Resumes in the copy that was made of the file before it was truncated, while the client was down."""
-        wanted = WantedCopy(entry.last_path, entry.head, entry.position, entry.mark, entry.born_ns)
-        copy = wanted.find(self._is_another, now, self._config.once)
+        """Resumes in the copy that was made while the client was down; one that holds less than was sent is new."""
+        copy = self._known.copy_of(entry, self._is_another, now, self._config.once)
         if copy is None:
             return False
         copy.away_since = now
         self._known.remove(entry)
+        files = self._config.group_of(entry.path, entry.topic)
+        if copy.position < entry.position:
+            reason = f"its copy {copy.path} has other bytes, or none, at the end of what was sent"
+            log_event("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
+            self._over(entry)
+            self._start(copy, "a copy of a known file", files, copy.position)
+            return True
         entry.born_ns = copy.born_ns
         log_event("source-copied", source=entry.source_id, path=copy.path, reason="at the start")
         self._checkpoint.drop(entry.source_id)  # put behind one whose inode it has now: the last one counts
-        self._resume(copy, entry, self._config.group_of(entry.path, entry.topic))
+        self._resume(copy, entry, files)
         self.sources[entry.source_id].unsaved = True
         return True
 
@@ -368,7 +370,7 @@ class Watch:
         name = source_id(self._config.host, tail.path, self._checkpoint.next_generation(), files.source)
         seen_ms, mark = int(time.time() * 1000), fingerprint(tail.mark)
         entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, begin, mark, seen_ms)
-        entry.born_ns, entry.topic, entry.since = tail.born_ns, files.topic, begin
+        entry.born_ns, entry.topic, entry.since, entry.marks = tail.born_ns, files.topic, begin, tail.earlier_marks()
         reason += f"; it begins at position {begin}" if begin else ""
         log_event("source-new", source=name, size=tail.size, reason=reason)
         self._add(entry, tail, files, reason)

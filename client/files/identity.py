@@ -9,7 +9,8 @@ differs, the file is another incarnation: a file that is sent twice is visible, 
 *Earlier marks*, of positions before the last one, tell how much of a file is left whose end a power failure took.
 
 One case is not detected: a file that is truncated and at once gets the very same bytes again, no fewer. They are taken
-for the old ones, since a change of time without one of size proves nothing (`touch`).
+for the old ones, since a change of time without one of size proves nothing (`touch`). After power failures these may be
+NUL bytes alone: those up to the position are taken for the ones that were sent.
 
 The sourceId is ``<host>:<path>#<generation>``, as text that the contract allows. ``path`` is the absolute path at which
 the incarnation was first seen; a rename does not change it. ``generation`` is unique among the incarnations of a state

@@ -1,10 +1,9 @@
-"""Files in which a known source continues: after a start, or as a copy or a ``.gz`` that rotation made.
+"""Files in which a known source continues: after a start, or as a copy that rotation made.
 
 Copies come from ``copytruncate``, ``copy``, or a move to another file system. The bytes that a truncation took are in
 the copy. So the source continues there, as if the file had been renamed, and the file itself begins a new source. A
 copy is known by its name, which rotation derives from the file's, and by its content: the head, and the bytes before
-the position. A file that was compressed while the client was down is known by its content alone, and read to its end;
-the positions are those of the plain bytes.
+the position. `compressed` has those that became a ``.gz``.
 
 `KnownFiles` finds the source of an open file after a start. Device and inode find the entry. A reboot or a new mount
 may give the file system another device number, and some give the file another inode, too. So on a miss an entry of
@@ -12,7 +11,8 @@ another device is taken if its content and time of birth match, and its inode or
 entry whose own device and inode are there comes first: the caller opens these files before the others.
 
 A power failure may take the end of a file, also bytes that were sent. What is left up to a known mark need not be sent
-again. This holds after a reboot alone: else a program rewrote the file, and equal lines match any mark.
+again, be it in the file or in a copy that was made of it before the client started. This holds after a reboot alone:
+else a program rewrote the file, and equal lines match any mark.
 """
 
 # Paths stay text, as in `discover`.
@@ -22,19 +22,14 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from logferry.client.files.checkpoint import CheckpointEntry
-from logferry.client.files.discover import COMPRESSED, FileKey, files_beside, find_moved
+from logferry.client.files.discover import FileKey, files_beside, find_moved
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, Fingerprint, fingerprint
-from logferry.client.files.tail import ByteSource, FileChanged, FileTail, ReadPlace
-
-if TYPE_CHECKING:
-    from gzip import GzipFile
+from logferry.client.files.tail import FileChanged, FileTail
 
 QUIET_S = 5.0  # a copy that did not grow for so long is complete
 _STEP_BYTES = 1 << 18
@@ -219,99 +214,18 @@ def _may_be_of(tail: FileTail, original: FileTail) -> bool:
 
 
 def _is_whole_copy(tail: FileTail, original: FileTail) -> bool:
-    """Every byte of it is in the original. Shorter files than a head are no proof: many begin with the same lines."""
+    """Every byte of it is in the original. Shorter files than a head are no proof: many begin with the same lines. Nor
+    are NUL bytes alone: a power failure leaves these in several files.
+    """
     if not HEAD_BYTES <= tail.size <= original.size:
         return False
-    return all(
-        tail.pread(_STEP_BYTES, at) == original.pread(min(_STEP_BYTES, tail.size - at), at)
-        for at in range(0, tail.size, _STEP_BYTES)
-    )
-
-
-class CompressedFile(ByteSource):
-    """The bytes that a ``.gz`` holds. ``end`` is known: the file was read once when it was opened."""
-
-    end = 0  # a property of the protocol
-
-    def __init__(self, path: str, file: GzipFile, position: int, mark: bytes, end: int) -> None:
-        self.path = path
-        self.position = position
-        self.mark = mark
-        self.end = end
-        facts = os.fstat(file.fileno())
-        self.key: FileKey = (facts.st_dev, facts.st_ino)
-        self._file, self._size = file, facts.st_size
-
-    def close(self) -> None:
-        self._file.close()
-
-    def read(self, limit: int, place: ReadPlace | None = None) -> bytes:
-        """Raises OSError for a file that is damaged, FileChanged for one that was written again in place."""
-        position, _ = place or self.place
-        return self._at(position, min(limit, self.end - position))
-
-    def before(self, limit: int, place: ReadPlace | None = None) -> bytes:
-        position, _ = place or self.place
-        begin = max(position - limit, 0)
-        return self._at(begin, position - begin)
-
-    def go_to(self, position: int) -> None:
-        if position > self.end:
-            raise FileChanged(f"the gateway has recorded {position} bytes of it, {self.path} holds {self.end}")
-        self.position = position
-        self.mark = self.before(MARK_BYTES)
-
-    def _at(self, position: int, size: int) -> bytes:
-        """Forwards is cheap; backwards starts again at the beginning."""
-        if os.fstat(self._file.fileno()).st_size != self._size:
-            raise FileChanged(f"{self.path} was written again in place")
-        try:
-            self._file.seek(position)
-            return self._file.read(size)
-        except (EOFError, zlib.error) as error:
-            raise OSError(5, f"damaged: {error}") from None
-
-
-def grown_gzip(entry: CheckpointEntry, path: str, patterns: Iterable[str]) -> CompressedFile | None:
-    """The ``.gz`` that gzip made of the file, if it holds more than was sent of it; as `find_gzip`."""
-    try:
-        with open(f"{path}.gz", "rb") as file:  # noqa: PTH123
-            file.seek(-4, os.SEEK_END)
-            size = int.from_bytes(file.read(4), "little")
-    except OSError:
-        return None
-    return None if size == entry.position % (1 << 32) else find_gzip(entry, patterns, [f"{path}.gz"])
-
-
-def find_gzip(
-    entry: CheckpointEntry, patterns: Iterable[str], beside: Iterable[str] | None = None
-) -> CompressedFile | None:
-    """The ``.gz`` beside the file that holds its bytes: the same head, and the same bytes before its position. None
-    also where such files are sources themselves, by the patterns. ``beside``: only these; None: all in its folder.
-
-    Reads the one that matches to its end, which takes seconds if it is large.
-    """
-    if not entry.position and entry.head.length < HEAD_BYTES:
-        return None  # too few bytes of it are known
-    if any(pattern.endswith(COMPRESSED) for pattern in patterns):
-        return None
-    for path in beside or files_beside(entry.last_path, lambda _, candidate: candidate.name.endswith(".gz")):
-        import gzip  # few clients need it, and it takes memory
-
-        try:
-            file = gzip.GzipFile(path)
-        except OSError:
-            continue
-        with suppress(OSError, EOFError, zlib.error):
-            if fingerprint(file.read(entry.head.length)) == entry.head:
-                file.seek(entry.position - entry.mark.length)
-                mark = file.read(entry.mark.length)
-                if fingerprint(mark) == entry.mark and file.tell() == entry.position:
-                    while file.read(_STEP_BYTES):
-                        pass
-                    return CompressedFile(path, file, entry.position, mark, file.tell())
-        file.close()
-    return None
+    has_lines = False
+    for at in range(0, tail.size, _STEP_BYTES):
+        part = tail.pread(_STEP_BYTES, at)
+        if part != original.pread(min(_STEP_BYTES, tail.size - at), at):
+            return False
+        has_lines = has_lines or bool(part.strip(b"\0"))
+    return has_lines
 
 
 class KnownFiles:
@@ -383,11 +297,22 @@ class KnownFiles:
         """The last known position up to which the file is what was sent; 0: none."""
         if not self.rebooted or (tail.born_ns and entry.born_ns and tail.born_ns != entry.born_ns):
             return 0
+        return next((at for at, mark in self._places(entry) if not tail.differs(entry.head, at, mark)), 0)
+
+    def copy_of(
+        self, entry: CheckpointEntry, is_another: Callable[[FileTail], bool], now: float, once: bool
+    ) -> FileTail | None:
+        """The copy beside its file, opened at the last known position up to which it is what was sent."""
+        for position, mark in self._places(entry):
+            wanted = WantedCopy(entry.last_path, entry.head, position, mark, entry.born_ns)
+            if (copy := wanted.find(is_another, now, once)) is not None:
+                return copy
+        return None
+
+    def _places(self, entry: CheckpointEntry) -> list[tuple[int, Fingerprint]]:
+        """Known positions with their marks, the last one first; earlier ones count after a reboot alone."""
         earlier = [(position, Fingerprint(MARK_BYTES, digest)) for position, digest in entry.marks]
-        for position, mark in [(entry.position, entry.mark), *earlier]:
-            if not tail.differs(entry.head, position, mark):
-                return position
-        return 0
+        return [(entry.position, entry.mark), *(earlier if self.rebooted else ())]
 
 
 def differs(tail: FileTail, entry: CheckpointEntry) -> str:

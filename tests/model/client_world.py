@@ -233,7 +233,8 @@ class ClientWorld:
         if undone and self.renamed:
             self.undo_rename(*self.renamed)
         self.renamed = None
-        for path, incarnation in self.unseen.items():  # followed by inode, so it may need another source, too
+        unlisted = {self.path(name): each for name, each in self.at.items() if name not in ends}  # has its old name
+        for path, incarnation in (*self.unseen.items(), *unlisted.items()):  # may need another source, too
             self.lose_marks(incarnation, entries.get(path.stat().st_ino), len(incarnation.content))
         for name, (lost, zeros) in ends.items():
             if name in self.at:
@@ -267,6 +268,7 @@ class ClientWorld:
             self.all.append(incarnation)
             self.serial += 1
             left += b"!%d!" % self.serial  # what comes now is not what was there
+        incarnation.proven = min(incarnation.proven, proven)
         incarnation.content = left
         self.path(name).write_bytes(left)
         self.serial += 1
@@ -333,7 +335,8 @@ class ClientWorld:
             incarnation.copies += 1
             # Of a copy of a copy both are new to it.
             is_known = incarnation.is_found or not incarnation.is_copy
-            incarnation.short_copies += len(incarnation.content) < HEAD_BYTES or not is_known
+            is_short = len(incarnation.content) < HEAD_BYTES or nuls_of(incarnation.content) == len(incarnation.content)
+            incarnation.short_copies += is_short or not is_known
             for gateway in self.centres.of.values():
                 gateway.is_one_of_many = True
         for _ in range(late):
@@ -444,9 +447,11 @@ class ClientWorld:
             assert not begin or self.copies or incarnation.copies or incarnation.losses, f"{name} begins at {begin}"
             found.setdefault(number, {})[name] = (begin, position)
         arrived: dict[int, int] = {}  # by the incarnation
+        nuls = max((nuls_of(stored.content()) for stored in sources.values() if not begin_of(stored)), default=0)
         for number, incarnation in enumerate(self.all):
             before, spans = incarnation.before, found.get(number, {})
             got = 0 if before is None else min(incarnation.common, arrived[id(before)])
+            got = max(got, min(nuls_of(incarnation.content), nuls))  # not told from those of another file
             # Of a copy made before all device numbers changed nothing is known: inode and path are others, too.
             unknown = self.is_renumbered and incarnation.is_copy
             more = self.copies + incarnation.copies + incarnation.losses + unknown
@@ -473,6 +478,11 @@ class ClientWorld:
 def begin_of(stored: Stored) -> int:
     """Where the source begins: 0, but after its state folder was copied."""
     return stored.chunks[0].seqno - len(stored.chunks[0].data)
+
+
+def nuls_of(content: bytes | bytearray) -> int:
+    """So many NUL bytes are at its beginning."""
+    return len(content) - len(content.lstrip(b"\0"))
 
 
 def fits(incarnation: Incarnation, stored: Stored) -> bool:

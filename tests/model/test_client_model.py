@@ -19,6 +19,8 @@ end. What must hold when everything has come to rest:
 
 * After a loss of power a file has less, or other bytes at its end: another incarnation, if bytes are missing that were
   sent. It is there whole, too; a new source may begin where the client can prove that the bytes are the same.
+* NUL bytes at the beginning of a file, where a power failure left them, may be missing if another source begins with as
+  many: a file that was truncated, or another one, then has the very bytes of the file that the client knows.
 
 A client is killed between any two steps, before a request leaves and after its answer was lost: it is then
 thrown away and a new one begins from the state folder.
