@@ -254,8 +254,9 @@ class Watch:
                 continue
             moved = find_moved(entry.last_path, key)
             is_there = moved in (entry.last_path, os.path.realpath(entry.last_path)) and key not in self._live
-            if is_there and not entry.away:
-                self._take_up_copy(entry, now)  # truncated, on a device of another number; else no pattern matches it
+            if is_there and not entry.away:  # no pattern shows it, its topic was removed, or it has another device number
+                if self._known.is_replaced(entry, now):
+                    self._take_up_copy(entry, now)
                 continue
             files = self._config.group_of(entry.path, entry.topic)
             if (moved is not None and self._take_up(moved, files, now, away=True)) or self._take_up_compressed(entry):

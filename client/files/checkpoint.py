@@ -307,6 +307,8 @@ class Checkpoint:
         there = [number for number in range(1, MAX_LAYERS) if (self.folder / TOPICS / str(number + 1) / FILE).exists()]
         for number in there:
             self.layer(number)._load(set_aside)
+            if self.layer(number).saved_ns > 1:  # the first one is saved whenever any is
+                self.layer(number).saved_ns = max(self.layer(number).saved_ns, self.saved_ns)
         self.generation = max(each.generation for each in self._layers)
 
 

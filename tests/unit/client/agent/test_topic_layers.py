@@ -1,0 +1,76 @@
+"""The layers of a file with several topics, where one of them is not as the others are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logferry.client.files.inotify import Hints
+
+from tests.unit.client.agent.test_file_topics import LONG, Topics, client, gateway, start
+
+__all__ = ["client", "gateway"]  # fixtures
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_a_removed_topic_continues_in_a_copy_only_if_the_file_was_truncated(
+    client: Any, gateway: Topics, is_truncated: bool
+) -> None:
+    client.write("a.log", LONG)
+    client.settle()
+    assert client.agent.remember(client.now)
+    start(client, "app")
+    client.settle()
+    shutil.copyfile(client.root / "a.log", client.root / "a.log.1")
+    if is_truncated:
+        os.truncate(client.root / "a.log", 0)
+    client.write("a.log", b"after\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    start(client, "app")
+    client.settle()
+    assert client.agent.remember(client.now)
+    start(client, "app", "audit")
+    client.write("a.log", b"more\n")
+    client.settle()
+    wanted = [LONG, b"after\nmore\n"] if is_truncated else [LONG + b"after\nmore\n"]
+    assert gateway.content("app") == gateway.content("audit") == sorted(wanted)
+
+
+def test_a_topic_that_is_added_to_an_old_file_begins_at_its_end(client: Any, gateway: Topics) -> None:
+    """Also where the other topics' checkpoint was last written before that file was made: the client was there."""
+    client.write("a.log", b"a\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    start(client, "app")
+    client.write("b.log", b"b\n")
+    client.settle()
+    assert client.agent.remember(client.now)
+    written = Path(client.config.state_dir, "checkpoint.json")
+    os.utime(written, ns=(0, written.stat().st_mtime_ns + 3600 * 10**9))
+    start(client, "app", "audit", starts_at_end=True)
+    client.settle()
+    client.write("b.log", b"more\n")
+    client.settle()
+    assert gateway.content("app") == [b"a\n", b"b\nmore\n"]
+    assert gateway.content("audit") == [b"a\n", b"more\n"]
+
+
+def test_the_watch_of_a_file_is_not_taken_by_one_that_it_replaced(tmp_path: Path) -> None:
+    """A closed file is armed by its path, where another one may be by now."""
+    hints, path = Hints(), tmp_path / "a.log"
+    if hints.unusable:
+        pytest.skip(hints.unusable)
+    path.write_bytes(b"")
+    found = path.stat()
+    key = found.st_dev, found.st_ino
+    assert hints.arm(os.fsencode(path), key, str(tmp_path), 0.0)
+    assert not hints.arm(os.fsencode(path), (0, 0), str(tmp_path), 0.0)
+    path.write_bytes(b"more")
+    assert hints.take().files == [key]
+    hints.disarm((0, 0))
+    hints.disarm(key)
+    hints.close()
