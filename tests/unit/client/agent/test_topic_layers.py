@@ -74,3 +74,57 @@ def test_the_watch_of_a_file_is_not_taken_by_one_that_it_replaced(tmp_path: Path
     hints.disarm((0, 0))
     hints.disarm(key)
     hints.close()
+
+
+def test_what_is_known_of_paths_is_forgotten_with_the_files(client: Any, gateway: Topics) -> None:
+    """Rotation gives new names all the time; some of them no pattern shows, so two files are under one path."""
+    for turn in range(5):
+        for name in ("a.log", "b.log"):
+            client.write(name, b"%d\n" % turn)
+        client.settle()
+        (client.root / "a.log").rename(client.root / f"a.log-2026112{turn}")
+        (client.root / "b.log").rename(client.root / f"b-{turn}")
+        client.write("b.log", b"new\n")
+        client.settle()
+        shutil.copyfile(client.root / "b.log", client.root / "b.log.old")
+        for name in ("b.log", f"b-{turn}"):
+            os.truncate(client.root / name, 0)
+        client.settle()
+    for watch in client.agent.watches:
+        live = watch._live
+        known = {*live._at.values(), *live._beside}
+        assert {*live.values()} <= known
+        assert all(source in live.under([source.tail.path]) for source in live.values())
+    for path in (*client.root.glob("[ab].log*"), *client.root.glob("b-*")):
+        path.unlink()
+    client.step(1000.0)
+    client.settle()
+    client.step(1000.0)
+    client.settle()
+    assert [[watch._live, watch._live._at, watch._live._beside] for watch in client.agent.watches] == [[{}, {}, {}]] * 2
+
+
+def test_what_a_topic_loses_of_a_removed_file_is_said_with_the_topic(
+    client: Any, gateway: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic that is behind loses it, the other one has it."""
+    client.close()
+    client.config = client.config._replace(max_deleted_bytes=1000)
+    client.begin()
+    client.write("a.log", LONG)
+    client.settle()
+    gateway.busy.add("audit")
+    client.write("a.log", LONG)
+    client.step()
+    client.write("a.log", LONG)
+    while client.step(0.01):
+        pass
+    (client.root / "a.log").unlink()
+    client.step(1.0)
+    client.step(20.0)
+    lost = [line.partition(" topic=")[2] for line in caplog.messages if line.startswith("deleted-dropped")]
+    assert lost == [f"audit sent_to={2 * len(LONG)} size={3 * len(LONG)}"]
+    gateway.busy.clear()
+    client.step(400.0)
+    client.settle()
+    assert (gateway.content("app"), gateway.content("audit")) == ([3 * LONG], [2 * LONG])
