@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -256,13 +256,35 @@ class DeletedFiles:
             too_many -= freed
 
 
+class Ready:
+    """Sources by the time at which to ask for a request. No topic gets all threads while there are others: its requests
+    may hang."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._of: dict[str, TimeQueue[FileSource]] = {}  # by topic, the one whose turn is next first
+
+    def put(self, source: FileSource, due: float) -> None:
+        self._of.setdefault(source.entry.topic, TimeQueue()).put(source, due)
+
+    def pop(self, now: float, busy: Mapping[str, int]) -> FileSource | None:
+        """``busy``: threads by topic."""
+        most = self._threads if len(self._of) == 1 else max(self._threads - 1, 1)
+        for topic in [topic for topic in self._of if busy.get(topic, 0) < most]:
+            source = self._of[topic].pop(now)
+            if source is not None:
+                self._of[topic] = self._of.pop(topic)
+                return source
+        return None
+
+
 class Shared:
-    """What the watches of all layers have in common. ``ready``: sources, by the time at which to ask for a request."""
+    """What the watches of all layers have in common."""
 
     def __init__(self, config: Config, centres: FailoverPolicy, inputs: Inputs, layers: int) -> None:
         self.centres = centres
         self.inputs = inputs
         self.count = layers
-        self.ready: TimeQueue[FileSource] = TimeQueue()
+        self.ready = Ready(config.threads)
         self.deleted = DeletedFiles(config.max_deleted_bytes)
         self.layers = Layers()

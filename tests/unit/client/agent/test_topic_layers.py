@@ -128,3 +128,26 @@ def test_what_a_topic_loses_of_a_removed_file_is_said_with_the_topic(
     client.step(400.0)
     client.settle()
     assert (gateway.content("app"), gateway.content("audit")) == ([3 * LONG], [2 * LONG])
+
+
+@pytest.mark.parametrize("stuck", ["app", "audit"])
+def test_a_topic_whose_requests_hang_leaves_a_thread_to_the_other(client: Any, gateway: Topics, stuck: str) -> None:
+    """However many files there are."""
+    for number in range(20):
+        client.write(f"{number}.log", b"%d\n" % number)
+    hanging: list[Any] = []
+    for _ in range(100):
+        client.now += 1.0
+        client.agent.tick(client.now)
+        for source, job in client.agent.jobs(client.now, client.config.threads - len(hanging)):
+            if job.topic == stuck:
+                hanging.append((source, job))
+            else:
+                client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    other = {"app": "audit", "audit": "app"}[stuck]
+    assert (len(gateway.content(other)), gateway.content(stuck)) == (20, [])
+    assert len(hanging) == client.config.threads - 1
+    for source, job in hanging:
+        client.agent.finish(source, job, client.pusher.perform(job), client.now)
+    client.settle()
+    assert gateway.content("app") == gateway.content("audit")
