@@ -8,6 +8,7 @@ what the gateway has recorded.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -111,7 +112,7 @@ class Agent:
         self._pace = Throttle(config.bytes_per_s, now) if config.bytes_per_s else None
         self._cpu_pace = Throttle(config.cpu_percent / 100, now) if config.cpu_percent else None
         self._cpu_s = time.process_time()
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()  # by topic
         self._next_status = now
         self._save_failed: float | None = None
         self._held = HeldBatches(config.threads, 2 * config.request_bytes)
@@ -187,8 +188,8 @@ class Agent:
         """At most ``room`` requests that may be sent now: the identity of their sources is on the disk."""
         ready: dict[FileSource, PushJob] = {}
         without: list[FileSource] = []
-        room = self._paced(now, room)
-        while len(ready) < room and (source := self.watch.ready.pop(now)) is not None:
+        room, busy = self._paced(now, room), self._under_way.copy()
+        while len(ready) < room and (source := self.watch.ready.pop(now, busy)) is not None:
             if source in ready:
                 continue  # its own look woke it again
             if self.pods is not None and not self.pods.label(source.batches, now):
@@ -206,6 +207,7 @@ class Agent:
                 job = None
             if job is not None:
                 ready[source] = job
+                busy[job.topic] += 1
             else:
                 without.append(source)
         for source in without:
@@ -225,7 +227,7 @@ class Agent:
             else:
                 source.let_go()
                 self.watch.ready.put(source, now + REMEMBER_EVERY_S)
-        self._under_way += len(leaving)
+        self._under_way.update(job.topic for _, job in leaving)
         return leaving
 
     def _log_in_flight(self, leaving: list[tuple[FileSource, PushJob]], now: float) -> set[int]:
@@ -252,7 +254,7 @@ class Agent:
             self._cpu_s = used_s
             room = room if self._cpu_pace.is_open(now) else 0
         if self._pace is not None:
-            room = min(room, 1 - self._under_way) if self._pace.is_open(now) else 0
+            room = min(room, 1 - sum(self._under_way.values())) if self._pace.is_open(now) else 0
         return room
 
     def sent(self, source: FileSource, job: PushJob, now: float) -> None:
@@ -264,7 +266,7 @@ class Agent:
 
     def finish(self, source: FileSource, job: PushJob, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
-        self._under_way -= 1
+        self._under_way[job.topic] -= 1
         watch = self._watch(source)
         if source.name in watch.sources:
             watch.wake(source, now)

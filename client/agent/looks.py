@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -18,6 +18,7 @@ from logferry.client.agent.schedule import TimeQueue
 from logferry.client.agent.search import Layers
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
+from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.discover import FileKey, inodes_in
 from logferry.client.files.inotify import Found, Hints
 from logferry.client.files.rotation import KnownFiles, original_paths
@@ -101,6 +102,59 @@ class LiveFiles(dict[FileKey, FileSource]):
         super().__init__()
         self._went = went
         self._missing_s = missing_s
+        self._at: dict[str, FileSource] = {}  # the last one under each path
+        self._beside: dict[FileSource, None] = {}  # those whose path another one has now
+
+    def __setitem__(self, key: FileKey, source: FileSource) -> None:
+        before = self.get(key)
+        if before is not None and before.tail is None:
+            self._beside.pop(before, None)
+        super().__setitem__(key, source)
+        self._note(source)
+
+    def _note(self, source: FileSource) -> None:
+        if source.tail is not None:
+            before = self._at.get(source.tail.path, source)
+            if before is not source and before.tail is not None:
+                self._beside[before] = None
+            self._at[source.tail.path] = source
+
+    def shown(self, source: FileSource, tail: FileTail, path: str) -> None:
+        """A pattern shows its file under this path."""
+        self._leaves(source, tail)
+        tail.path, tail.away_since = path, None
+        self._note(source)
+
+    def _leaves(self, source: FileSource, tail: FileTail) -> None:
+        if self._at.get(tail.path) is source:
+            del self._at[tail.path]
+
+    def forget(self, tail: FileTail) -> None:
+        """It is followed no longer."""
+        source = self.pop(tail.key, None)
+        if source is not None:
+            self._leaves(source, tail)
+            self._beside.pop(source, None)
+
+    def under(self, paths: Sequence[str]) -> list[FileSource]:
+        """The sources whose files are under one of these paths, or were when they were shown last. With thousands of
+        files, asking each of them takes longest."""
+        likely = dict.fromkeys((*(self._at[path] for path in paths if path in self._at), *self._beside))
+        return [source for source in likely if source.tail is not None and source.tail.path in paths]
+
+    def entry_of(self, tail: FileTail, known: KnownFiles, lost: KnownFiles) -> CheckpointEntry | None:
+        """That of the file or, while it is unknown, of the one that rotation may have copied to it: both are to be in
+        the same layer, for what the copy has alone."""
+        if (source := self.get(tail.key)) is not None:
+            return source.entry
+        similar = (each.entry for each in self.under(original_paths(tail.path)))
+        return known.candidate(tail) or lost.candidate(tail) or next(similar, None)
+
+    def tails_like(self, tail: FileTail, similar: Iterable[FileTail]) -> list[FileTail]:
+        """Those from whose name its own comes, by rotation, and those of ``similar``, which have been such before."""
+        found = [source.tail for source in self.under(original_paths(tail.path)) if source.tail is not None]
+        live = (each for each in similar if (source := self.get(each.key)) is not None and source.tail is each)
+        return [*dict.fromkeys((*found, *live))]
 
     def owner(self, key: FileKey, path: str, now: float) -> FileSource | None:
         """Whose file this is, which was found at ``path``. A closed one is opened unless it was known there."""
@@ -136,9 +190,9 @@ class LiveFiles(dict[FileKey, FileSource]):
             source = self.get((entry.device, entry.inode))
             tail = None if source is None or source.entry is not entry else source.tail
             return source if source and tail and source.wanted(tail).is_in(found) else None
-        for source in self.values() if paths else ():
+        for source in self.under(paths):
             tail = source.tail
-            if tail is None or tail.is_open or tail.path not in paths or not tail.head.length:
+            if tail is None or tail.is_open or not tail.head.length:
                 continue
             if not tail.is_there() and tail.is_missing and source.wanted(tail).is_in(found):
                 return source
@@ -197,17 +251,40 @@ class DeletedFiles:
                     freed = tail.deleted_bytes
                     close(source, tail)
                     if source.reading.end < tail.size:
-                        log_event("deleted-dropped", source=source.name, sent_to=source.reading.end, size=tail.size)
+                        sent_to = source.reading.end
+                        log_event("deleted-dropped", **source.entry.where, sent_to=sent_to, size=tail.size)
             too_many -= freed
 
 
+class Ready:
+    """Sources by the time at which to ask for a request. No topic gets all threads while there are others: its requests
+    may hang."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._of: dict[str, TimeQueue[FileSource]] = {}  # by topic, the one whose turn is next first
+
+    def put(self, source: FileSource, due: float) -> None:
+        self._of.setdefault(source.entry.topic, TimeQueue()).put(source, due)
+
+    def pop(self, now: float, busy: Mapping[str, int]) -> FileSource | None:
+        """``busy``: threads by topic."""
+        most = self._threads if len(self._of) == 1 else max(self._threads - 1, 1)
+        for topic in [topic for topic in self._of if busy.get(topic, 0) < most]:
+            source = self._of[topic].pop(now)
+            if source is not None:
+                self._of[topic] = self._of.pop(topic)
+                return source
+        return None
+
+
 class Shared:
-    """What the watches of all layers have in common. ``ready``: sources, by the time at which to ask for a request."""
+    """What the watches of all layers have in common."""
 
     def __init__(self, config: Config, centres: FailoverPolicy, inputs: Inputs, layers: int) -> None:
         self.centres = centres
         self.inputs = inputs
         self.count = layers
-        self.ready: TimeQueue[FileSource] = TimeQueue()
+        self.ready = Ready(config.threads)
         self.deleted = DeletedFiles(config.max_deleted_bytes)
         self.layers = Layers()

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Callable, Optional
 
 from logferry.client.agent.config import Config, FileGroup
-from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import CheckpointEntry
 from logferry.client.files.discover import FileKey, find_by_entry, folders_of, leads_out, missing, rests_of
 from logferry.client.files.inotify import Hints
-from logferry.client.files.rotation import KnownFiles, original_paths
+from logferry.client.files.rotation import KnownFiles
 from logferry.client.files.tail import FileTail
 from logferry.client.inputs.inputs import Inputs
 
@@ -58,18 +57,6 @@ class Layers:
                 found[number] = group
         free = (number for number in range(len(self.entry_of)) if number not in found)
         return {**dict(zip(free, left.values())), **found}.get(layer)
-
-
-def entry_of(
-    tail: FileTail, live: Mapping[FileKey, FileSource], known: KnownFiles, lost: KnownFiles
-) -> CheckpointEntry | None:
-    """That of the file in a layer or, while it is unknown there, of the one that rotation may have copied to it: both
-    are to be in the same layer, for what the copy has alone."""
-    if (source := live.get(tail.key)) is not None:
-        return source.entry
-    paths = original_paths(tail.path)
-    similar = (each.entry for each in live.values() if each.tail is not None and each.tail.path in paths)
-    return known.candidate(tail) or lost.candidate(tail) or (next(similar, None) if paths else None)
 
 
 class Search:

@@ -200,7 +200,7 @@ class FileSource:
 
     def _fails(self, answer: GatewayAnswer) -> None:
         self._error = str(answer)
-        log_event("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        log_event("retry", **self.entry.where, status=answer.status, type=answer.type, detail=answer.detail)
 
     def _take_heartbeat(
         self, job: PushJob, beat: HeartbeatReport, do: NextStep, answer: GatewayAnswer, now: float
@@ -209,9 +209,9 @@ class FileSource:
         if (job.session, job.dc) != (self.window.session, self._at):
             return True  # a farewell
         if do in (NextStep.WAIT, NextStep.AGAIN) and not beat.finished:
-            log_event("retry", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+            log_event("retry", **self.entry.where, status=answer.status, type=answer.type, detail=answer.detail)
         elif do in (NextStep.REFUSED, NextStep.RECUT, NextStep.SMALLER):
-            log_event("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+            log_event("refused", **self.entry.where, status=answer.status, type=answer.type, detail=answer.detail)
         elif do is not NextStep.ADVANCE:
             return False
         self._is_heard = self._is_heard or do is NextStep.ADVANCE
@@ -249,7 +249,7 @@ class FileSource:
         """
         is_old = 0 < self.entry.heard_ms <= self._asked_ms - self._expires_ms
         if recorded is None and is_old and self.entry.position > self.entry.since:
-            log_event("source-expired", source=self.name, acknowledged=self.entry.position)
+            log_event("source-expired", **self.entry.where, acknowledged=self.entry.position)
             self.entry.since, self.unsaved = self.entry.position, True
         position = max(recorded or 0, self.entry.since)
         is_proven = position <= self.entry.position or not self.after_reboot or self.tail is None
@@ -258,7 +258,7 @@ class FileSource:
             if reason:
                 raise FileChanged(reason)
             if position < self.entry.position:
-                log_event("gateway-forgot", source=self.name, recorded=recorded, acknowledged=self.entry.position)
+                log_event("gateway-forgot", **self.entry.where, recorded=recorded, acknowledged=self.entry.position)
                 self.entry.position, self.entry.mark = self.entry.since, fingerprint(b"")
         ends = [(layout.end, layout.after) for layout in self.batches.reader.kept]  # of the process before
         told = self.window.recorded  # by this data centre
@@ -275,7 +275,7 @@ class FileSource:
     def _refused(self, do: NextStep, answer: GatewayAnswer, now: float, once: bool) -> None:
         """Nothing of the first batch was recorded by that request."""
         if do is NextStep.RECUT:
-            log_event("recut", source=self.name, type=answer.type, recorded=answer.recorded_seqno)
+            log_event("recut", **self.entry.where, type=answer.type, recorded=answer.recorded_seqno)
             self.window.pause(now, RETRY_S, at_once=True)
             self.window.recorded = answer.recorded_seqno
             self._resume_at(answer.recorded_seqno)
@@ -284,7 +284,7 @@ class FileSource:
         elif do is NextStep.SMALLER and self.batches.reader.make_smaller():
             self.window.clear()
             chunk_bytes = self.batches.reader.limits.chunk_bytes
-            log_event("smaller", source=self.name, chunk_bytes=chunk_bytes, detail=answer.detail)
+            log_event("smaller", **self.entry.where, chunk_bytes=chunk_bytes, detail=answer.detail)
         else:
             self._end_session(answer, now, once)
 
@@ -304,7 +304,7 @@ class FileSource:
 
     def _end_session(self, answer: GatewayAnswer, now: float, once: bool) -> None:
         self._error = str(answer)
-        log_event("refused", source=self.name, status=answer.status, type=answer.type, detail=answer.detail)
+        log_event("refused", **self.entry.where, status=answer.status, type=answer.type, detail=answer.detail)
         self.window.close_session()
         if self.tail is not None:
             self.let_go()
@@ -357,7 +357,7 @@ class FileSource:
         """This process sends nothing more of it."""
         self.stopped = self._error = why
         self.window.clear()
-        log_event("source-stopped", source=self.name, reason=why)
+        log_event("source-stopped", **self.entry.where, reason=why)
 
     def let_go(self) -> None:
         """Frees the memory of batches that wait, if they can be read again."""

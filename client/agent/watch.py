@@ -14,7 +14,7 @@ import time
 from logferry.client.agent.config import Config, FileGroup
 from logferry.client.agent.looks import LiveFiles, Looks, Shared
 from logferry.client.agent.schedule import NEVER
-from logferry.client.agent.search import Search, entry_of
+from logferry.client.agent.search import Search
 from logferry.client.agent.source import FileSource
 from logferry.client.events import log_event
 from logferry.client.files.checkpoint import Checkpoint, CheckpointEntry
@@ -30,7 +30,7 @@ class Watch:
 
     def __init__(self, config: Config, checkpoint: Checkpoint, shared: Shared) -> None:
         self._number, self._of_layer = shared.layers.join(
-            lambda tail: entry_of(tail, self._live, self._known, self._lost)
+            lambda tail: self._live.entry_of(tail, self._known, self._lost)
         )
         self.sources: dict[str, FileSource] = {}
         self._config, self._checkpoint, self._centres = config, checkpoint, shared.centres
@@ -122,7 +122,7 @@ class Watch:
         self._suspects.is_over(tail, source.detach())
         self.looks.forget(tail)
         tail.close()
-        self._live.pop(tail.key, None)
+        self._live.forget(tail)
         self._checkpoint.changed.add(source.name)
         self.wake(source, tail.looked_at)
 
@@ -137,7 +137,7 @@ class Watch:
         kept = source.detach()
         if tail is not None:
             self._suspects.is_over(tail, kept)
-        log_event("source-over", source=source.name, reason=reason, sent_to=kept, seen_to=seen)
+        log_event("source-over", **source.entry.where, reason=reason, sent_to=kept, seen_to=seen)
         self._checkpoint.drop(source.name)
         self.wake(source, now)
         if source.is_done():
@@ -176,7 +176,7 @@ class Watch:
         if reading is None and tail.is_unwritten:
             log_event("source-finished", source=source.name, bytes=tail.position)
         elif reading is None:
-            log_event("file-gone", source=source.name, position=tail.position)
+            log_event("file-gone", **source.entry.where, position=tail.position)
         else:
             log_event("source-resumed", source=source.name, path=reading.path, position=tail.position)
             source.reading, (source.entry.device, source.entry.inode) = reading, reading.key
@@ -199,7 +199,7 @@ class Watch:
         except OSError as error:  # the next search finds it again
             self.search.fails(tail.path, error)
             self.search.soon()
-            self._live.pop(tail.key, None)
+            self._live.forget(tail)
             self.looks.forget(tail)
             tail.close()
             return
@@ -242,7 +242,7 @@ class Watch:
         elif source.tail is not None and (source.tail.path, source.tail.away_since) != (path, None):
             if is_hint and source.tail.away_since is None and leads_to(source.tail.path, key):
                 return
-            source.tail.path, source.tail.away_since = path, None
+            self._live.shown(source, source.tail, path)
             self._checkpoint.changed.add(source.name)
 
     def _first_time(self, any_found: bool, now: float) -> None:
@@ -253,14 +253,15 @@ class Watch:
                 continue
             moved = find_moved(entry.last_path, key)
             is_there = moved in (entry.last_path, os.path.realpath(entry.last_path)) and key not in self._live
-            if is_there and not entry.away:
-                self._take_up_copy(entry, now)  # truncated, on a device of another number; else no pattern matches it
+            if is_there and not entry.away:  # no pattern or no topic has it, or its device has another number
+                if self._known.is_replaced(entry, now):
+                    self._take_up_copy(entry, now)
                 continue
             files = self._config.group_of(entry.path, entry.topic)
             if (moved is not None and self._take_up(moved, files, now, away=True)) or self._take_up_compressed(entry):
                 continue
             if folder_is_on(entry.last_path, entry.device):  # else it may be mounted again
-                log_event("file-gone", source=entry.source_id, position=entry.position)
+                log_event("file-gone", **entry.where, position=entry.position)
                 self._known.remove(entry)
                 self._over(entry)
 
@@ -299,8 +300,8 @@ class Watch:
 
     def _begin_of(self, tail: FileTail, now: float, gone: bool = False) -> int | None:
         """Where to begin with an unknown file; None: it may be a copy in the making, and waits."""
-        live = (source.tail for source in self._live.values() if source.tail is not None)
-        return self._suspects.begin_of(tail, live, now, self._config.once or self._config.check, gone)
+        likely = self._live.tails_like(tail, self._suspects.similar_to(tail))
+        return self._suspects.begin_of(tail, likely, now, self._config.once or self._config.check, gone)
 
     def _take_up(self, path: str, files: FileGroup, now: float, away: bool = False) -> bool:
         """Begins to follow the file. ``away``: only if it is the one of the checkpoint. False: it is not followed."""
@@ -344,7 +345,7 @@ class Watch:
         elif entry is not None and not (
             is_other and not intact and (self._take_up_copy(entry, now) or self._take_up_compressed(entry))
         ):
-            log_event("source-over", source=entry.source_id, reason=reason, sent_to=entry.position)
+            log_event("source-over", **entry.where, reason=reason, sent_to=entry.position)
             self._over(entry)
         if tail.key in self._live:  # it has the inode of the file whose copy it is, and continues it
             tail.close()
@@ -372,7 +373,7 @@ class Watch:
         entry = CheckpointEntry(name, tail.path, tail.path, *tail.key, tail.head, begin, mark, seen_ms)
         entry.born_ns, entry.topic, entry.since, entry.marks = tail.born_ns, files.topic, begin, tail.earlier_marks()
         reason += f"; it begins at position {begin}" if begin else ""
-        log_event("source-new", source=name, size=tail.size, reason=reason)
+        log_event("source-new", **entry.where, size=tail.size, reason=reason)
         self._add(entry, tail, files, reason)
 
     def _over(self, entry: CheckpointEntry) -> FileSource:

@@ -34,7 +34,7 @@ from typing import Any
 
 from logferry.client.events import log_event
 from logferry.client.files.batches import BatchLayout, load
-from logferry.client.files.identity import Fingerprint, digest, source_id
+from logferry.client.files.identity import Fingerprint, boot, machine, source_id
 
 # 1 had no `born_ns`, 2 no `topic`, 3 no `dc` and `since`, 4 no `host`, `machine`, `boot` and `marks`, 5 no later lines
 # and no `heard_ms`, 6 no `real_path`
@@ -50,8 +50,6 @@ LEAST_APPENDED_BYTES = 1 << 20
 WHOLE_EVERY_S = 86_400.0
 # A gateway that knows nothing of a source, and did so long ago, has forgotten it: its chunks are recorded all the same.
 EXPIRED_AFTER_MS = 86_400_000
-_BOOT_IDS = ("/proc/sys/kernel/random/boot_id",)
-_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 class StateUnusable(Exception):
@@ -108,6 +106,11 @@ class CheckpointEntry:
         self.marks = tuple((position, digest) for position, digest in marks)
         self.heard_ms = heard_ms
         self.real_path = real_path
+
+    @property
+    def where(self) -> dict[str, str]:
+        """Which source it is, for an event of the log."""
+        return {"source": self.source_id, "topic": self.topic}
 
     def facts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -307,6 +310,8 @@ class Checkpoint:
         there = [number for number in range(1, MAX_LAYERS) if (self.folder / TOPICS / str(number + 1) / FILE).exists()]
         for number in there:
             self.layer(number)._load(set_aside)
+            if self.layer(number).saved_ns > 1:  # the first one is saved whenever any is
+                self.layer(number).saved_ns = max(self.layer(number).saved_ns, self.saved_ns)
         self.generation = max(each.generation for each in self._layers)
 
 
@@ -329,25 +334,6 @@ def expires_ms(source_retention_ms: int | None) -> int:
 def owned(path: str, flags: int) -> int:
     """The opener of files that no other user may write, whatever the umask is."""
     return os.open(path, flags, 0o644)
-
-
-def machine() -> str:
-    """What tells this machine, or its system, from others; empty: it has nothing of that kind."""
-    return _first_digest(_MACHINE_IDS)
-
-
-def boot() -> str:
-    """What tells this start of the system from others."""
-    return _first_digest(_BOOT_IDS)
-
-
-def _first_digest(paths: Iterable[str]) -> str:
-    for path in paths:
-        with suppress(OSError, ValueError):
-            text = Path(path).read_text(encoding="ascii").strip()
-            if text:
-                return digest(text.encode())
-    return ""
 
 
 def _body(of: Checkpoint, entries: Iterable[CheckpointEntry], gone: Sequence[str] = ()) -> Iterator[bytes]:

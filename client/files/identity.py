@@ -23,7 +23,9 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from logferry.gateway.contract.names import MAX_ATTRIBUTE_VALUE_BYTES, MAX_SOURCE_ID_BYTES
@@ -37,6 +39,8 @@ HEAD_BYTES = 1024
 MARK_BYTES = 256
 MARKS_BACK = (4 << 10, 64 << 10, 1 << 20)  # so far before the position are the earlier marks
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f%\ud800-\udfff]")
+_BOOT_IDS = ("/proc/sys/kernel/random/boot_id",)
+_MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _STATX_BYTES = 256
 _STATX_BTIME = 0x800
 _STATX_BTIME_AT = 80
@@ -117,3 +121,22 @@ def printable(text: str) -> str:
 def attribute(text: str) -> str:
     """As `printable`, for the value of an attribute: cut at the contract's limit."""
     return printable(text).encode()[:MAX_ATTRIBUTE_VALUE_BYTES].decode(errors="ignore")
+
+
+def machine() -> str:
+    """What tells this machine, or its system, from others; empty: it has nothing of that kind."""
+    return _first_digest(_MACHINE_IDS)
+
+
+def boot() -> str:
+    """What tells this start of the system from others."""
+    return _first_digest(_BOOT_IDS)
+
+
+def _first_digest(paths: Iterable[str]) -> str:
+    for path in paths:
+        with suppress(OSError, ValueError):
+            text = Path(path).read_text(encoding="ascii").strip()
+            if text:
+                return digest(text.encode())
+    return ""

@@ -162,6 +162,8 @@ class Hints:
             self._reasons[key[0]] = self._why_not(path)
         why = "changes come without events" if folder in self._silent else self._reasons[key[0]]
         wd = -1 if why else self._add(path, _OF_FILE, now)
+        if self._files.get(wd, key) != key:  # a closed file was replaced just now, by one that is armed
+            return False
         if wd < 0:
             self._unarmed[key] = why or _LIMIT
             return False

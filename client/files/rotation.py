@@ -153,26 +153,29 @@ class Suspects:
             if suspect.whole_of is original and suspect.tail.size <= sent_to:
                 suspect.sent_to = suspect.tail.size
 
-    def begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
+    def similar_to(self, tail: FileTail) -> list[FileTail]:
+        """Originals of a file that waits, which may have other names by now."""
+        held = self._held.get(tail.key)
+        return [] if held is None else held.similar
+
+    def begin_of(self, tail: FileTail, likely: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
         """Where to begin with the file; None: it waits, and is kept open, until it has not grown for `QUIET_S`.
+        ``likely``: followed files of which it may be a copy, by their names.
 
         A complete copy, once the original that is still there was sent so far, has nothing of its own: it begins at its
         end.
         """
-        begin = self._begin_of(tail, live, now, at_once, gone)
+        begin = self._begin_of(tail, likely, now, at_once, gone)
         if begin is not None:
             self._release(tail)
         return begin
 
-    def _begin_of(self, tail: FileTail, live: Iterable[FileTail], now: float, at_once: bool, gone: bool) -> int | None:
-        paths = original_paths(tail.path)
+    def _begin_of(
+        self, tail: FileTail, likely: Iterable[FileTail], now: float, at_once: bool, gone: bool
+    ) -> int | None:
         held = self._held.get(tail.key)
         if held is not None and 0 < held.sent_to <= tail.size:
             return held.sent_to
-        if held is None and not paths:
-            return 0  # most files: with thousands, looking at all the others for each takes longest
-        before = [] if held is None else held.similar
-        likely = (each for each in live if each.path in paths or each in before)
         similar = [each for each in likely if each.is_there() and _begins_as(tail, each)]
         is_another = not any(_may_be_of(tail, each) for each in similar)
         is_intact = all(each.is_intact() for each in similar)  # afterwards: a truncation makes them differ, too

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from logferry.client.agent.looks import LiveFiles
 from logferry.client.agent.main import run
 from logferry.client.agent.schedule import NEVER, TimeQueue
 from logferry.client.agent.search import Search
@@ -19,7 +18,6 @@ from logferry.client.agent.source import FileSource
 from logferry.client.agent.status import MetricsPage
 from logferry.client.agent.workers import Workers
 from logferry.client.files.checkpoint import FILE
-from logferry.client.files.rotation import Suspects
 from logferry.client.files.tail import FileTail
 from logferry.client.inputs.inputs import Inputs
 from logferry.client.transport.cluster import Credentials, GatewayCluster
@@ -86,21 +84,16 @@ def test_an_answer_asks_only_sources_that_may_have_a_request(client: Any, monkey
     assert {call.name.partition("#")[0].rpartition("/")[2] for call in calls} == {"hot.log"}  # type: ignore[attr-defined]
 
 
-def test_a_name_that_no_rotation_gives_is_not_compared_with_all_others(tmp_path: Path) -> None:
-    asked = []
-
-    def live() -> Iterator[FileTail]:
-        asked.append(path.name)
-        yield from ()
-
-    for name in ("7.log", "app.log.1"):
-        path = tmp_path / name
-        path.write_bytes(b"line\n")
-        tail = FileTail.open(str(path), 0.0)
-        assert tail is not None
-        assert Suspects().begin_of(tail, live(), 0.0, at_once=False, gone=False) == 0
-        tail.close()
-    assert asked == ["app.log.1"]
+@SILENT
+@pytest.mark.parametrize("name", ["{}.log", "app.log.{}", "app-2026-{}.log"])
+def test_a_file_is_not_compared_with_all_others(client: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """But with those from whose names its own comes by rotation."""
+    for number in range(100, QUIET):
+        client.write(name.format(number), b"%d\n" % number)
+    calls = counted(monkeypatch, LiveFiles, "values")
+    client.settle()
+    assert len(client.stored()) == QUIET - 100
+    assert not calls
 
 
 @SILENT
