@@ -256,7 +256,7 @@ class DeletedFiles:
             too_many -= freed
 
 
-class Ready:
+class ReadyQueues:
     """Sources by the time at which to ask for a request. No topic gets all threads while there are others: its requests
     may hang."""
 
@@ -285,6 +285,6 @@ class Shared:
         self.centres = centres
         self.inputs = inputs
         self.count = layers
-        self.ready = Ready(config.threads)
+        self.ready = ReadyQueues(config.threads)
         self.deleted = DeletedFiles(config.max_deleted_bytes)
         self.layers = Layers()

@@ -288,8 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         " until they are sent; beyond it the oldest are given up (default: 1073741824)")  # fmt: skip
     add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus at"
         " http://127.0.0.1:PORT/metrics; 0: do not (default: 0)")  # fmt: skip
-    add("--metrics-host", metavar="HOST", help="address that metrics are served at, 0.0.0.0 or :: for all of the machine"
-        " (default: 127.0.0.1)")  # fmt: skip
+    add("--metrics-host", metavar="HOST", help="address that serves the metrics; 0.0.0.0 or :: are all of"
+        " the machine (default: 127.0.0.1)")  # fmt: skip
     add("--kubelet-url", metavar="URL", help="URL of the node's kubelet: with cri and docker the labels of a pod become"
         " attributes (default: not asked)")  # fmt: skip
     add("--kubelet-token-file", metavar="FILE", help="file with the token for the kubelet (default: none)")

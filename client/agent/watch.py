@@ -29,9 +29,7 @@ class Watch:
     """The sources of a layer by name. One that was found, changed or replaced is put into ``ready``."""
 
     def __init__(self, config: Config, checkpoint: Checkpoint, shared: Shared) -> None:
-        self._number, self._of_layer = shared.layers.join(
-            lambda tail: self._live.entry_of(tail, self._known, self._lost)
-        )
+        self._number, self._of_layer = shared.layers.join(lambda one: self._live.entry_of(one, self._known, self._lost))
         self.sources: dict[str, FileSource] = {}
         self._config, self._checkpoint, self._centres = config, checkpoint, shared.centres
         self.ready, self._deleted = shared.ready, shared.deleted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,12 +35,14 @@ class MetricsServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
+        found: Any = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+
         # Not `HTTPServer`: it asks the DNS for its own name.
         class Server(socketserver.TCPServer):
-            address_family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            address_family = found[0]
             allow_reuse_address = True
 
-        self._server = Server(Server.address, Handler)
+        self._server = Server(found[4], Handler)
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 

@@ -40,5 +40,5 @@ def test_it_is_served_at_one_address_or_all(host: str, reached: list[str], refus
 
 
 def test_an_address_of_another_machine_is_an_error() -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="Cannot assign requested address"):
         MetricsServer(0, lambda: "", "192.0.2.1")
