@@ -189,7 +189,8 @@ class Agent:
         ready: dict[FileSource, PushJob] = {}
         without: list[FileSource] = []
         room, busy = self._paced(now, room), self._under_way.copy()
-        while len(ready) < room and (source := self.watch.ready.pop(now, busy)) is not None:
+        threads = room + sum(busy.values())
+        while len(ready) < room and (source := self.watch.ready.pop(now, busy, threads)) is not None:
             if source in ready:
                 continue  # its own look woke it again
             if self.pods is not None and not self.pods.label(source.batches, now):

@@ -260,16 +260,15 @@ class ReadyQueues:
     """Sources by the time at which to ask for a request. No topic gets all threads while there are others: its requests
     may hang."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         self._of: dict[str, TimeQueue[FileSource]] = {}  # by topic, the one whose turn is next first
 
     def put(self, source: FileSource, due: float) -> None:
         self._of.setdefault(source.entry.topic, TimeQueue()).put(source, due)
 
-    def pop(self, now: float, busy: Mapping[str, int]) -> FileSource | None:
-        """``busy``: threads by topic."""
-        most = self._threads if len(self._of) == 1 else max(self._threads - 1, 1)
+    def pop(self, now: float, busy: Mapping[str, int], threads: int) -> FileSource | None:
+        """``busy``: how many of the threads, by topic."""
+        most = threads if len(self._of) == 1 else max(threads - 1, 1)
         for topic in [topic for topic in self._of if busy.get(topic, 0) < most]:
             source = self._of[topic].pop(now)
             if source is not None:
@@ -285,6 +284,6 @@ class Shared:
         self.centres = centres
         self.inputs = inputs
         self.count = layers
-        self.ready = ReadyQueues(config.threads)
+        self.ready = ReadyQueues()
         self.deleted = DeletedFiles(config.max_deleted_bytes)
         self.layers = Layers()
