@@ -258,12 +258,9 @@ class KnownFiles:
         return entry is not None and not differs(tail, entry)
 
     def is_replaced(self, entry: CheckpointEntry, now: float) -> bool:
-        """Nothing is under the path of the entry, or another file, and its own was not renamed beside it."""
-        moved = find_moved(entry.last_path, (entry.device, entry.inode))
-        if moved not in (None, entry.last_path, os.path.realpath(entry.last_path)):
-            return False
+        """Its file, which may have been renamed in its folder, is gone or holds something else."""
         try:
-            tail = FileTail.open(entry.last_path, now)
+            tail = FileTail.open(find_moved(entry.last_path, (entry.device, entry.inode)) or entry.last_path, now)
         except OSError:
             return False  # unknown: nothing may begin elsewhere
         if tail is None:

@@ -332,6 +332,31 @@ def test_copied_and_truncated_or_removed_while_the_client_is_down(
     assert sorted(client.stored()) == sorted([text("first", lines) + b"unsent\n", b"second\n"])
 
 
+@pytest.mark.parametrize("lines", [1, 300])
+@pytest.mark.parametrize("is_intact", [False, True])
+def test_copied_and_renamed_out_of_the_pattern_while_the_client_is_down(
+    client: Any, lines: int, is_intact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The source continues in the copy if the renamed file was truncated. Else it continues in that file, and the copy
+    is a file of its own."""
+    caplog.set_level("INFO")
+    client.write("a.log", text("first", lines))
+    client.settle()
+    assert client.agent.remember(client.now)
+    client.close()
+    client.write("a.log", b"unsent\n")
+    shutil.copyfile(client.root / "a.log", client.root / "a.log.1")
+    if not is_intact:
+        os.truncate(client.root / "a.log", 0)
+    (client.root / "a.log").rename(client.root / "kept")
+    client.begin()
+    client.settle()
+    assert (f"source-copied source=h:{client.root}/a.log#" in caplog.text) != is_intact
+    client.restart()
+    client.settle()
+    assert client.stored() == [text("first", lines) + b"unsent\n"] * (1 + is_intact)
+
+
 def test_a_copy_that_got_the_inode_of_its_original_is_sent_once(client: Any) -> None:
     """A copy of a copy, made while the client was down and the original was gone."""
     client.write("a.log", text("first", 300))
