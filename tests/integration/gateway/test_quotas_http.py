@@ -131,8 +131,13 @@ async def test_who_waits_for_data_holds_nothing_of_the_quota(gateway: Gateway) -
     """A tail of a quiet partition reads nothing; the caller's other reads are answered meanwhile."""
     _, document, _ = await gateway.ask("POST", "/v1/topics/quota-b/sources/tail/chunks?seqno=1", "free", data=b"x")
     written = document["partition"]
-    quiet = f"/v1/topics/dc1.quota-b/partitions/{1 - written}/chunks?offset=latest&wait_ms=10000"
-    tail = asyncio.create_task(gateway.ask("GET", quiet, "tailing"))
+    quiet = f"/v1/topics/dc1.quota-b/partitions/{1 - written}/chunks?offset=latest&wait_ms=30000"
+
+    async def wait_for_data() -> None:
+        while (await gateway.ask("GET", quiet, "tailing"))[0] == 429:  # noqa: ASYNC110  others came first
+            await asyncio.sleep(0.05)
+
+    tail = asyncio.create_task(wait_for_data())
     path = f"/v1/topics/dc1.quota-b/partitions/{written}/chunks?offset=earliest&max_bytes=1"
     found = 0
     while found < 20 and not tail.done():
