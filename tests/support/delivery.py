@@ -8,9 +8,10 @@ import hmac
 import json
 import ssl
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,16 @@ class PushReceiver:
         return [row for got in self.taken.values() for row in got.rows]
 
     async def until(self, holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not holds():
-                    self.changed.clear()
-                    await asyncio.wait([asyncio.ensure_future(self.changed.wait())], timeout=0.2)
-        except TimeoutError:
-            raise AssertionError(f"{what}: {len(self.seen)} deliveries, {len(self.taken)} taken") from None
+        """Fails when nothing has been taken for so long."""
+        taken, deadline = -1, 0.0
+        while not holds():
+            if len(self.taken) > taken:
+                taken, deadline = len(self.taken), time.monotonic() + timeout_s
+            assert time.monotonic() < deadline, f"{what}: {len(self.seen)} deliveries, {len(self.taken)} taken"
+            self.changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await self.changed.wait()
 
     def problems(self, written: list[tuple[str, int]], *, order: str = "partition") -> list[str]:
         """What breaks the guarantee: ``written`` are (source, seqno) in the order of each source."""

@@ -130,7 +130,7 @@ async def test_quotas_are_re_read(gateway: Gateway) -> None:
 async def test_who_waits_for_data_holds_nothing_of_the_quota(gateway: Gateway) -> None:
     """A tail of a quiet partition reads nothing; the caller's other reads are answered meanwhile."""
     _, document, _ = await gateway.ask("POST", "/v1/topics/quota-b/sources/tail/chunks?seqno=1", "free", data=b"x")
-    written = document["partition"]
+    written, offset = document["partition"], document["offsets"][0]
     quiet = f"/v1/topics/dc1.quota-b/partitions/{1 - written}/chunks?offset=latest&wait_ms=30000"
 
     async def wait_for_data() -> None:
@@ -138,7 +138,7 @@ async def test_who_waits_for_data_holds_nothing_of_the_quota(gateway: Gateway) -
             await asyncio.sleep(0.05)
 
     tail = asyncio.create_task(wait_for_data())
-    path = f"/v1/topics/dc1.quota-b/partitions/{written}/chunks?offset=earliest&max_bytes=1"
+    path = f"/v1/topics/dc1.quota-b/partitions/{written}/chunks?offset={offset}&max_bytes=1"
     found = 0
     while found < 20 and not tail.done():
         status, document, _ = await gateway.ask("GET", path, "tailing")

@@ -34,6 +34,7 @@ async def fill(writing: Gateway, mib: int) -> list[tuple[str, int]]:
     return [("a", seqno) for seqno in range(1, mib * 20 + 1)]
 
 
+@pytest.mark.timeout(600)
 async def test_what_a_receiver_did_not_take_stays_until_it_does(tmp_path: Path) -> None:
     """The disk is low all the time. Afterwards every chunk came once, and what was delivered could go."""
     may_take = asyncio.Event()
