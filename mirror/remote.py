@@ -326,8 +326,8 @@ class Fetcher:
     def _hand_over(self, found: FetchedPartition) -> None:
         partition = self.partitions.get(found.key)
         asked = self._session.asked.get(found.key)
-        if partition is None or asked is None or asked.offset != partition.position:
-            return  # it was reassigned meanwhile
+        if partition is None or asked is None or asked.offset != partition.position or partition.stop is not None:
+            return  # it was reassigned meanwhile, or the request was of the one whose place it took
         if found.code == error_codes.NONE:
             size = len(found.records)
             self._link.fetched_bytes += size
@@ -348,33 +348,33 @@ class Fetcher:
             self.leave(partition)
             self._link.refresh_soon()
         else:
-            name = errors.for_code(found.code).__name__
-            detail = f"{self._link.remote.dc} answers a fetch with error code {found.code}, {name}"
-            partition.halt("fetch-rejected", detail)
+            why = f"error code {found.code}, {errors.for_code(found.code).__name__}"
+            partition.halt("fetch-rejected", f"{self._link.remote.dc} answers a fetch with {why}")
 
     async def _range(self, partition: MirroredPartition) -> None:
-        tp = partition.tp
+        """Judges the position by what the remote has. Nothing for one that stopped, or was replaced, meanwhile."""
+        tp, before, wrong, first, end = partition.tp, partition.position, "", 0, 0
         try:
-            first = await self._link.offset(tp, EARLIEST)
-            end = await self._link.offset(tp, LATEST)
+            first, end = await self._link.offset(tp, EARLIEST), await self._link.offset(tp, LATEST)
         except (errors.KafkaError, OSError, TimeoutError) as error:
-            detail = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
-            partition.halt("fetch-rejected", detail)
-        else:
-            before = partition.position
-            partition.out_of_range(first, end)
+            wrong = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
+        try:
+            if partition.stop is not None or self.partitions.get(partition.key) is not partition:
+                return
+            if wrong:
+                partition.halt("fetch-rejected", wrong)
+            else:
+                partition.out_of_range(first, end)
             if partition.checkpoint is None and partition.position > before:
-                facts = {"topic": partition.topic, "partition": partition.number, "dc": partition.dc}
                 self._link.begun_later[tp] = first
-                log.event("copy_begins_later", **facts, first=first)
+                log.event("copy_begins_later", topic=tp[0], partition=tp[1], dc=partition.dc, first=first)
             elif partition.stop is None and partition.position == before:
-                # The broker asked is not the leader any more, or has not caught up.
-                self._link.refresh_soon()
+                self._link.refresh_soon()  # the broker asked does not lead it any more, or has not caught up
                 await asyncio.sleep(_RETRY_S)
         finally:
             self._looking.pop(partition.key, None)
-            if self.partitions.get(partition.key) is partition:
-                self.changed(partition)
+            if now := self.partitions.get(partition.key):
+                self.changed(now)
 
 
 class MemoryBudget:

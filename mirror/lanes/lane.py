@@ -292,6 +292,11 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
         self.metrics.committed(self.number, time.monotonic() - started, throttled_s)
         for partition, batches in taken.items():
             self._retried.committed(partition.tp)
+            now = self.partitions.get(partition.tp)
+            if now is not None and now is not partition:
+                # Another took its place meanwhile, which knew the checkpoint before.
+                now.checkpoint = partition.checkpoint
+                self.budget.give(now.rewind())
             RECORDS.labels(partition.dc).inc(sum(batch.size for batch in batches))
             BYTES.labels(partition.dc).inc(sum(batch.size_bytes for batch in batches))
 

@@ -122,6 +122,32 @@ async def test_a_resume_drops_nothing_that_waits(monkeypatch: pytest.MonkeyPatch
         assert world.budget.used_bytes == 0
 
 
+@pytest.mark.parametrize("before", [0, 2], ids=["its first transaction", "a later one"])
+async def test_a_topic_that_is_recreated_there_while_its_transaction_commits(
+    monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The partition that takes the place of the one that is committed knows what was, and stops."""
+    world = MirrorWorld()
+    recreated = {TOPIC: topic(TOPIC, 2, "-2")}
+    world.there.ranges[TOPIC, 0] = (0, 9)
+    async with world.running(monkeypatch):
+        world.link.write(0, before)
+        await until(lambda: world.copied(0) == before)
+
+        def recreate(tp: object) -> None:
+            if tp == (TOPIC, 0) and world.link.topics != recreated:
+                world.link.topics = recreated
+                world.lane.adopt(world.link, recreated)
+
+        world.fails = recreate
+        world.link.write(0, 1)
+        await until(lambda: world.stops().get(0) == "source-recreated" and world.copied(0) == before + 1)
+        checkpoint = world.partition(0).checkpoint
+        assert checkpoint is not None
+        assert checkpoint.source_next == before + 1
+        assert world.budget.used_bytes == 0
+
+
 async def test_only_one_resume_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world = MirrorWorld()
     world.there.ranges[TOPIC, 0] = (0, 9)

@@ -17,7 +17,7 @@ from logferry.gateway.kafka.requests import ClusterMetadata, PartitionMetadata, 
 from logferry.gateway.kafka.types import TopicIdPartition
 from logferry.mirror import remote
 from logferry.mirror.config import Limits, Remote
-from logferry.mirror.copy.partition import StopReason
+from logferry.mirror.copy.partition import MirroredPartition, StopReason
 from logferry.mirror.lanes.stops import RetriedStops
 from logferry.mirror.remote import MemoryBudget, RemoteCluster
 
@@ -268,3 +268,59 @@ async def test_where_a_copy_begins_is_reported_if_the_remote_removed_earlier_rec
     assert link.begun_later == {("dc1.t", 0): 5}
     facts = {"topic": "dc1.t", "partition": 0, "dc": "dc1", "first": 5}
     assert said == {"time": said["time"], "level": "warning", "event": "copy_begins_later", **facts}
+
+
+def replaced(partition: MirroredPartition) -> MirroredPartition:
+    """The object of the same partition that takes its place when its copy here was recreated."""
+    return MirroredPartition(partition.topic, partition.number, "dc1", _ID, b"m" * 16, 1 << 20, None, int)
+
+
+async def test_what_was_asked_for_another_object_goes_to_no_partition_that_stopped(link: RemoteCluster) -> None:
+    """Both stand at the same offset: a copy that was recreated would begin with records behind those it lacks."""
+    broker: Any = link.kafka
+    with running(link):
+        first, other = follow(link, 2)
+        await until(lambda: link._fetchers[1, False]._session.asked if link._fetchers else None)
+        link.unfollow(first)
+        second = replaced(first)
+        second.halt("target-recreated", "it was recreated here")
+        link.follow(second)
+        broker.has("", 0, 0)
+        broker.has("", 1, 0)
+        await until(lambda: other.position == 1)
+        assert (second.position, second.waiting_bytes, list(second.waiting)) == (0, 0, [])
+        # Resumed, it begins where it should.
+        second.stop = None
+        second.on_change(second)
+        await until(lambda: TopicIdPartition(_ID, 0) in link._fetchers[1, False]._session.asked)
+        broker.has("", 0, 0)
+        await until(lambda: second.position == 1)
+
+
+async def test_a_partition_that_takes_the_place_of_one_that_is_looked_up_is_fetched(link: RemoteCluster) -> None:
+    broker: Any = link.kafka
+    may_answer, looks = asyncio.Event(), 0
+
+    async def offset(*_: object) -> int:
+        nonlocal looks
+        looks += 1
+        await may_answer.wait()
+        return 5
+
+    broker.offset = offset
+    with running(link):
+        first, _ = follow(link, 2)
+        await until(lambda: link._fetchers)
+        answers(link, 0, error_codes.OFFSET_OUT_OF_RANGE)
+        await until(lambda: looks)
+        await until(lambda: TopicIdPartition(_ID, 0) not in link._fetchers[1, False]._session.asked)
+        stops: list[StopReason | None] = []
+        first.on_stop = lambda one: stops.append(one.stop)
+        link.unfollow(first)
+        second = replaced(first)
+        link.follow(second)
+        may_answer.set()
+        await until(lambda: TopicIdPartition(_ID, 0) in link._fetchers[1, False]._session.asked)
+        assert (first.position, stops, second.stop) == (0, [], None)
+        broker.has("", 0, 0)
+        await until(lambda: second.position == 1)
