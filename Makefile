@@ -68,7 +68,6 @@ test-all: setup ## every test but the long ones; CI runs this
 	$(BIN)/pytest -m 'not long' $(BESIDE)
 	$(BIN)/pytest -m 'not long' $(CRASH)
 	$(BIN)/pytest -m 'not long and not anywhere' $(PAIRED) --store s3 $(STORED)
-	$(BIN)/pytest -m 'not long and not anywhere' $(PAIRED) --store hdfs $(STORED)
 
 test-long: setup ## every test, including the long ones
 	$(BIN)/pytest $(ALONE)

@@ -100,6 +100,7 @@ async def test_an_accepted_reset_covers_what_it_skipped_and_nothing_else(loaded:
     assert await loaded.refuted(accept=[name, other]) == {"missing-row": 5}
 
 
+@pytest.mark.long
 async def test_rows_that_an_accepted_reset_doubled_still_refute_until_they_are_reloaded(loaded: Loaded):
     name = loaded.reset("2")
     loaded.load()

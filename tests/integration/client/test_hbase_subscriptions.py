@@ -184,6 +184,7 @@ def test_a_write_without_the_log_is_not_shipped(subscription: Subscription) -> N
     assert rows == ["loud"]
 
 
+@pytest.mark.long
 def test_a_large_edit_is_written_in_parts(subscription: Subscription) -> None:
     """HBase writes the changes of one call to a region as one edit."""
     subscription.create_table()
@@ -271,6 +272,7 @@ def test_a_peer_that_is_changed_is_looked_at_at_once(
     subscription.hbase.shell(f"serial {name} true")
 
 
+@pytest.mark.long
 def test_a_table_that_is_dropped_does_not_end_the_others(subscription: Subscription) -> None:
     dropped = f"{subscription.name}_2"
     tables = f"{subscription.name} {dropped}"

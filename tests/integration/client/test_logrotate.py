@@ -129,7 +129,7 @@ async def stored(bootstrap: str, topic: str) -> list[bytes]:
     return lines
 
 
-@pytest.mark.parametrize("state", ["runs", "stopped", "killed"])
+@pytest.mark.parametrize("state", ["runs", pytest.param("stopped", marks=pytest.mark.long), "killed"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pattern", ["app.log", "app*log*"])
 @pytest.mark.timeout(180)

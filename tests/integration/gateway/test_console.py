@@ -422,7 +422,7 @@ async def test_hostile_ids_attributes_and_data_are_text(site: Site) -> None:
         assert await page.evaluate("document.body.dataset.owned ?? null") is None
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+@pytest.mark.parametrize(("size", "scheme"), [(NARROW, "dark"), pytest.param(WIDE, "light", marks=pytest.mark.long)])
 async def test_axe_finds_nothing_serious(
     site: Site, size: tuple[int, int], scheme: Literal["light", "dark"], tmp_path: Path
 ) -> None:

@@ -22,6 +22,9 @@ from logferry.ops.stack.kafka_cluster import KafkaCluster
 from tests.support.gateway import Gateway, gateway, open_session, write
 
 LIBRARIES: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+# By how much a clock is wrong, and what is said of it.
+AHEAD: Final = ("+30d", "30.0 days ahead of Kafka's")
+BEHIND: Final = ("-30d", "30.0 days behind")
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="libfaketime is missing: apt-get install faketime")
 _HOUR_MS: Final = 3_600_000
 
@@ -101,7 +104,7 @@ async def check_nothing_is_lost(running: Gateway, topic: str, seqno: int) -> Non
     assert len(stored) == seqno + 1
 
 
-@pytest.mark.parametrize(("shift", "said"), [("+30d", "30.0 days ahead of Kafka's"), ("-30d", "30.0 days behind")])
+@pytest.mark.parametrize(("shift", "said"), [AHEAD, pytest.param(*BEHIND, marks=pytest.mark.long)])
 async def test_a_worker_that_starts_with_a_wrong_clock(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str, shift: str, said: str
 ) -> None:
@@ -118,7 +121,7 @@ async def test_a_worker_that_starts_with_a_wrong_clock(
         await check_nothing_is_lost(running, topic_name, 2)
 
 
-@pytest.mark.parametrize(("shift", "said"), [("+30d", "30.0 days ahead of Kafka's"), ("-30d", "30.0 days behind")])
+@pytest.mark.parametrize(("shift", "said"), [BEHIND, pytest.param(*AHEAD, marks=pytest.mark.long)])
 async def test_a_clock_that_is_set_while_the_worker_runs(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str, shift: str, said: str
 ) -> None:

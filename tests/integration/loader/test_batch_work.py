@@ -116,6 +116,7 @@ def opened(tmp_path: Path) -> Iterator[OpenedFiles]:
         yield files
 
 
+@pytest.mark.long
 def test_a_batch_reads_as_many_files_of_a_large_table(tmp_path: Path, opened: OpenedFiles):
     """In a run, a table with 3,000 files, 2,000 sources and 129 batches takes as many as a new one. At the start of a
     run the commits after the last checkpoint come to it, and the files of side tables since they were merged.

@@ -84,6 +84,7 @@ def test_exactly_the_old_rows_go_and_are_reported(session: Session, tmp_path: Pa
     assert logs.offsets == []
 
 
+@pytest.mark.long
 def test_a_clock_that_is_ahead_drops_nothing(session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A month ahead is refused, a week is not: rows then go a week too early. One that is behind keeps them longer."""
     day = timedelta(days=1)
@@ -163,6 +164,7 @@ def test_a_loader_that_dies_in_between(session: Session, step: int, tmp_path: Pa
     assert last_batch(open_table(logs.paths.quarantine)) == last_batch(open_table(logs.paths.main)) == 1
 
 
+@pytest.mark.long
 def test_rows_of_a_dead_clock_are_as_old_as_their_recording(session: Session, tmp_path: Path):
     """Events of 1970 that were recorded today stay, those recorded long ago go, and the segments count them."""
     logs = LoadedTable(tmp_path)
@@ -184,6 +186,7 @@ def test_rows_of_a_dead_clock_are_as_old_as_their_recording(session: Session, tm
     assert logs.offsets == [], "a month after their recording"
 
 
+@pytest.mark.long
 def test_rows_of_a_clock_that_is_ahead_are_as_old_as_their_recording(session: Session, tmp_path: Path):
     """Events of 2099 go a day after others of their recording; later segments count what stays and keep their state."""
     day, far = timedelta(days=1), datetime(2099, 1, 1, 5, tzinfo=UTC)

@@ -21,6 +21,7 @@ from tests.support.loader_process import LoaderProcess, loader_env, run_module, 
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.long
 async def test_two_tables_by_configuration_and_one_of_them_refused(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ):

@@ -94,6 +94,7 @@ async def test_messagepack_that_is_none_goes_to_the_quarantine(loader: Start, to
 # ---- the latest state -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_the_latest_state_is_that_of_a_scan(loader: Start, topic: Topic, table: Location):
     """After every batch; with loaders that die before and after the commit of the state; made again from the log."""
     await topic.create()
@@ -126,6 +127,7 @@ async def test_the_latest_state_is_that_of_a_scan(loader: Start, topic: Topic, t
     assert shown(table) == wanted([*changes, *more])
 
 
+@pytest.mark.long
 async def test_the_parts_of_a_large_edit_are_in_order(loader: Start, topic: Topic, table: Location):
     """Of two values of one edit, the second one counts, also if it comes in a further part, and in a batch before."""
     await topic.create()

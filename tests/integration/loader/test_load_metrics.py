@@ -34,6 +34,7 @@ def numbers(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.long
 async def test_a_load_that_follows_is_scraped(topic: Topic, tmp_path: Path):
     await topic.create()
     await topic.write(chunks_of("a", b'{"at": "2026-11-20T10:00:00Z"}\nnot json\n'))

@@ -84,6 +84,7 @@ BESIDE = (
 )
 
 
+@pytest.mark.long
 async def test_spark_changes_a_table_while_it_is_loaded(loader: Start, topic: Topic, table: Location):
     await topic.create()
     for number in range(4):

@@ -87,7 +87,7 @@ MAIN = ("json", "json rescued", "json nested", "json times", "logfmt", "regex 0"
 
 
 @pytest.mark.parametrize(
-    "case", [name if name in MAIN else pytest.param(name, marks=pytest.mark.full) for name in CASES]
+    "case", [name if name in MAIN else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
 def test_rows_are_those_that_spark_makes(spark: SparkSession, tmp_path: Path, case: str):
     raw, lines = CASES[case]

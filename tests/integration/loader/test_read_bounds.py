@@ -89,6 +89,7 @@ def behind(topic: Topic, table: Location, loader: Callable[..., Loader]) -> Behi
 @pytest.mark.parametrize(
     "beyond", [LEAN, *(pytest.param(one, marks=pytest.mark.long) for one in BEYOND if one != LEAN)]
 )
+@pytest.mark.long
 async def test_the_view_passes_over_files_that_hold_no_copy(beyond: str, behind: Behind, spark: SparkSession):
     await behind.write(beyond)
     behind.damage()

@@ -66,6 +66,7 @@ def rows(found: list[dict[str, Any]]) -> list[Row]:
     return [Row(*(row[name] for name in Row._fields)) for row in found]
 
 
+@pytest.mark.long
 async def test_loads_between_any_two_looks_move_no_row(
     spark: SparkSession, loader: Start, topic: Topic, table: Location, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ):

@@ -70,6 +70,7 @@ def test_rows_go_and_the_others_stay_as_they_are(session: Session, tmp_path: Pat
     assert not [file for file in list_files(path) if file.name.startswith("_view")]
 
 
+@pytest.mark.long
 def test_a_removal_repeats_after_a_commit_in_between(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """delta-rs lets a removal pass whose file a compaction has replaced meanwhile: its rows would be doubled."""
     logs = LoadedTable(tmp_path, segments=False)

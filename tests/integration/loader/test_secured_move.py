@@ -96,7 +96,7 @@ async def write(places: Places, round_: int) -> None:
     await places.mirrored()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [WAYS[0], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[1:])])
 async def test_positions_and_a_planned_batch_move_with_every_login(
     way: str, stack: SecuredCentres, places: Places, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ):

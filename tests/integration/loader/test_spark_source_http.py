@@ -53,6 +53,7 @@ def sparks(frame: DataFrame) -> list[Where]:
     return sorted((r["partition"], r["offset"], r["seqno"], base64.b64decode(r["data"])) for r in found)
 
 
+@pytest.mark.long
 def test_a_batch_is_what_the_gateway_reads(source: SparkSession, workers: Gateway, topic: str):
     write(workers, topic, 0, 5)
     options = {"url": workers.urls[0], "topic": topic, "pageBytes": "100"}

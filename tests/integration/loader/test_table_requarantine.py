@@ -98,6 +98,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", ["after the mark", *(pytest.param(w, marks=pytest.mark.long) for w in WINDOWS)])
+@pytest.mark.long
 async def test_a_loader_that_dies_in_between(
     window: str, loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):
@@ -117,6 +118,7 @@ async def test_a_loader_that_dies_in_between(
     assert bad == STAY
 
 
+@pytest.mark.long
 async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, topic: Topic, warehouse: Location):
     """A requarantine rewrites the whole quarantine: a file that is missing in the listing would be lost."""
     table = warehouse / "logs"
@@ -130,6 +132,7 @@ async def test_a_lost_file_of_the_quarantine_does_not_replace_it(loader: Start, 
     assert (batch.rows, len(quarantine(table))) == (2, len(before) - 2)
 
 
+@pytest.mark.long
 async def test_a_lost_file_of_rows_is_not_committed_where_another_loader_marked_the_lines(
     loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):

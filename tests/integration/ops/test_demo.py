@@ -188,6 +188,7 @@ def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(LIMIT_S)
+@pytest.mark.long
 def test_what_ends_by_itself_ends_the_demo_with_the_end_of_its_log(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running_demo("--seconds", "600", "--data", data) as demo:

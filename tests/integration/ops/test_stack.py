@@ -75,6 +75,7 @@ async def test_the_fixture_answers(kafka: KafkaCluster, topic_name: str) -> None
     assert await read(kafka, topic_name) == b"here"
 
 
+@pytest.mark.long
 async def test_data_and_ports_survive_a_kill_and_a_reopening(tmp_path: Path) -> None:
     with KafkaCluster("dc1", tmp_path / "data") as cluster:
         before = cluster.bootstrap
