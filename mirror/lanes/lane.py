@@ -244,8 +244,8 @@ class MirrorLane(LaneLifecycle[TransactionalProducer]):
             self._transactions.passed[partition] = None
 
     def _has_stopped(self, partition: MirroredPartition) -> None:
-        if partition.stop is None:
-            return
+        if partition.stop is None or self.partitions.get(partition.tp) is not partition:
+            return  # another took its place
         stop = partition.stop
         if stop.kind == "log-truncated" and partition.verifies:
             self.targets.reread(partition.topic)

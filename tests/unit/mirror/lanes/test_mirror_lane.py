@@ -148,6 +148,21 @@ async def test_a_topic_that_is_recreated_there_while_its_transaction_commits(
         assert world.budget.used_bytes == 0
 
 
+async def test_what_is_answered_late_stops_no_partition_that_took_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MirrorWorld()
+    async with world.running(monkeypatch):
+        world.link.write(0, 1)
+        await until(lambda: world.copied(0) == 1)
+        before, recreated = world.partition(0), {TOPIC: topic(TOPIC, 2, "-2")}
+        world.link.topics = recreated
+        world.lane.adopt(world.link, recreated)
+        before.halt("fetch-rejected", "its topic id is not known")
+        assert world.stops() == {0: "source-recreated"}
+        world.lane.invalidate()  # a new producer begins with the stops that are to be retried
+        await until(lambda: len(world.producers) == 2 and world.lane.state == "serving")
+        assert world.stops() == {0: "source-recreated"}
+
+
 async def test_only_one_resume_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     world = MirrorWorld()
     world.there.ranges[TOPIC, 0] = (0, 9)
