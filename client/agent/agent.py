@@ -290,6 +290,7 @@ class Agent:
         if do is NextStep.ADVANCE:
             self.chunks += source.settled[0]
             self.bytes += source.settled[1]
+            source.settled = 0, 0
             if self._away_since is not None:
                 log_event("gateway-back", after_s=round(now - self._away_since, 1))
             self._away_since, self.last_progress = None, now

@@ -249,6 +249,19 @@ def folder_is_on(path: str, device: int) -> bool:
         return False
 
 
+# A client keeps such numbers for each of ten thousand files: equal ones are one object.
+_devices: dict[int, int] = {}
+
+
+def file_key(facts: os.stat_result) -> FileKey:
+    return _devices.setdefault(facts.st_dev, facts.st_dev), facts.st_ino
+
+
+def one_of(value: int, known: int) -> int:
+    """``value``; the object ``known`` if they are equal."""
+    return known if value == known else value
+
+
 def file_system_is_on(path: str, device: int) -> bool:
     """Whether the folder of ``path``, or what is left above it, is on the file system that the file was on."""
     folder = os.path.dirname(path)

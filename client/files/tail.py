@@ -21,7 +21,7 @@ import os
 import stat
 from typing import NamedTuple, Protocol
 
-from logferry.client.files.discover import FileKey, file_system_is_on, find_moved, leads_to
+from logferry.client.files.discover import FileKey, file_key, file_system_is_on, find_moved, leads_to, one_of
 from logferry.client.files.identity import HEAD_BYTES, MARK_BYTES, MARKS_BACK, Fingerprint, born_ns, fingerprint, grown
 
 LOOK_PAUSE_SHARE = 0.02
@@ -89,7 +89,7 @@ class FileTail(ByteSource):
     def __init__(self, path: str, fd: int, now: float, once: bool = False) -> None:
         facts = os.fstat(fd)
         self.path = path
-        self.key: FileKey = (facts.st_dev, facts.st_ino)
+        self.key: FileKey = file_key(facts)
         self.born_ns = born_ns(fd)
         self.head = fingerprint(os.pread(fd, HEAD_BYTES, 0))
         self.position, self.mark = 0, b""
@@ -101,9 +101,9 @@ class FileTail(ByteSource):
         self.is_missing = False  # it was given up, and is no longer where it was
         self.is_unwritten = False  # it was given up, and an event says that nothing was written until it was removed
         self._fd = fd
-        self._place = ""  # where it was when it was given up
-        self._misses = 0
-        self._mtime_ns, self._ctime_ns = facts.st_mtime_ns, facts.st_ctime_ns
+        self._place, self._misses = "", 0  # where it was when it was given up
+        self._mtime_ns = facts.st_mtime_ns
+        self._ctime_ns = one_of(facts.st_ctime_ns, self._mtime_ns)
         self._unverified = True
         self._limit = facts.st_size if once else None
 
@@ -263,13 +263,13 @@ class FileTail(ByteSource):
             self.looked_at = self.looked_at if self.is_missing else now
             return False
         facts = os.fstat(self._fd)
-        self.looked_at, self._ctime_ns = now, facts.st_ctime_ns
-        self.is_deleted = not facts.st_nlink
+        self.looked_at, self.is_deleted = now, not facts.st_nlink
         self.deleted_bytes = facts.st_blocks * 512 if self.is_deleted else 0
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self._mtime_ns):
             self.size, self._mtime_ns, self.changed_at = facts.st_size, facts.st_mtime_ns, now
             self.next_look = now
             self._unverified = is_changed = True
+        self._ctime_ns = one_of(facts.st_ctime_ns, self._mtime_ns)
         if self._unverified and self.size <= self.position:  # if there is more to read, `read` verifies
             reason = self.differs(self.head, self.position, fingerprint(self.mark))
             if reason:

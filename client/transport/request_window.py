@@ -21,6 +21,7 @@ Invariants, kept here and nowhere else:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -57,6 +58,11 @@ class Slot(Generic[B]):
         self.is_first = self.is_direct = False
 
 
+def _shared(url: str | None) -> str | None:
+    """The same object for the same URL: thousands of sources have few owners."""
+    return url and sys.intern(url)
+
+
 class RequestWindow(Generic[B]):
     """``session``: of the source; None: none is open. ``url``: the owner, if known. ``recorded``: the last seqno that
     the gateway named. ``under_way``: how many batches have a request under way."""
@@ -71,7 +77,7 @@ class RequestWindow(Generic[B]):
         self.session: int | None = None
         self.url: str | None = None
         self.recorded: int | None = None
-        self.slots: list[Slot[B]] = []  # few: a deque takes 700 bytes
+        self.slots: tuple[Slot[B], ...] = ()  # few, and mostly none, which takes no memory
         self.under_way = 0
         self.not_before = 0.0
         self.failures = 0
@@ -100,7 +106,7 @@ class RequestWindow(Generic[B]):
         batch = cut() if before is None or self._is_begun else None
         if batch is None:
             return None
-        self.slots.append(Slot(batch))
+        self.slots = (*self.slots, Slot(batch))
         return self.slots[-1]
 
     def _may_follow(self, slot: Slot[B], before: Slot[B] | None) -> bool:
@@ -128,7 +134,7 @@ class RequestWindow(Generic[B]):
 
     def opened(self, session: int | None, url: str | None, recorded: int | None) -> None:
         """A session is open. The batches in the window stay: `advance` takes out what is recorded."""
-        self.session, self.url, self.recorded, self.asks_for_owner = session, url, recorded, False
+        self.session, self.url, self.recorded, self.asks_for_owner = session, _shared(url), recorded, False
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -146,7 +152,7 @@ class RequestWindow(Generic[B]):
         if slot not in self.slots:
             return []
         if do is NextStep.ADVANCE and (answer.recorded_seqno or 0) >= slot.batch.last:
-            self.url = outcome.url
+            self.url = _shared(outcome.url)
             if slot.session == self.session:
                 self._is_begun, self.failures = True, 0
             return self.advance(slot.batch.last)
@@ -178,10 +184,11 @@ class RequestWindow(Generic[B]):
     def advance(self, recorded: int) -> list[Slot[B]]:
         """Everything up to ``recorded`` is: takes those batches out and returns them."""
         self.recorded = recorded if self.recorded is None else max(recorded, self.recorded)
-        found = []
-        while self.slots and self.slots[0].batch.last <= recorded:
-            found.append(self.slots.pop(0))
-        return found
+        count = 0
+        while count < len(self.slots) and self.slots[count].batch.last <= recorded:
+            count += 1
+        found, self.slots = self.slots[:count], self.slots[count:]
+        return list(found)
 
     @property
     def refused(self) -> GatewayAnswer | None:
@@ -190,17 +197,18 @@ class RequestWindow(Generic[B]):
 
     def replace_first(self, *batches: B) -> None:
         """The first batch in parts; its last attempt was refused."""
-        whole = self.slots.pop(0)
-        for batch in reversed(batches):
-            self.slots.insert(0, Slot(batch))
-            self.slots[0].is_maybe = whole.is_maybe
+        whole, *others = self.slots
+        parts = [Slot(batch) for batch in batches]
+        for part in parts:
+            part.is_maybe = whole.is_maybe
+        self.slots = (*parts, *others)
 
     def clear(self) -> None:
         """Drops all batches. The source resumes where it finds the gateway."""
         for slot in self.slots:
             slot.is_dropped = slot.is_sent
             self._dropped += slot.is_sent
-        self.slots.clear()
+        self.slots = ()
         self._is_begun = False
 
     def close_session(self) -> None:

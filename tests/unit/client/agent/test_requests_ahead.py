@@ -179,7 +179,7 @@ def test_nothing_that_was_acknowledged_stays_in_memory(client: Any) -> None:
     client.settle()
     (source,) = client.agent.watch.sources.values()
     held = [each for each in gc.get_objects() if isinstance(each, FileBatch)]
-    assert source.window.slots == []
+    assert not source.window.slots
     assert [batch for batch in held if bytes(batch.data) == LINES] == []
 
 
