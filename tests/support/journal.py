@@ -67,6 +67,14 @@ class Journal:
             sender.sendto(b"".join(parts), str(self._socket))
         self.sent += 1
 
+    def settle(self) -> None:
+        """Returns when journald has the last entry that was sent. What it did not read dies with it."""
+        command = ["journalctl", "-q", "-D", str(self.folder), "-o", "cat", f"N={self.sent - 1}"]
+        deadline = time.monotonic() + 60
+        while self.sent and not subprocess.run(command, capture_output=True, check=False).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
     def rotate(self) -> None:
         self.kill(signal.SIGUSR2)
 

@@ -236,6 +236,7 @@ def test_each_entry_of_the_journal_once(stack: Stack, topic: str, tmp_path: Path
             push.kill()
             if number == 3:
                 with lock:
+                    journal.settle()
                     journal.stop(signal.SIGKILL)
                     journal.start()
             elif number % 3 == 0:
