@@ -355,10 +355,10 @@ class Fetcher:
         """Judges the position by what the remote has. Nothing for one that stopped, or was replaced, meanwhile."""
         tp, before, wrong, first, end = partition.tp, partition.position, "", 0, 0
         try:
-            first, end = await self._link.offset(tp, EARLIEST), await self._link.offset(tp, LATEST)
-        except (errors.KafkaError, OSError, TimeoutError) as error:
-            wrong = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
-        try:
+            try:
+                first, end = await self._link.offset(tp, EARLIEST), await self._link.offset(tp, LATEST)
+            except (errors.KafkaError, OSError, TimeoutError) as error:
+                wrong = f"{self._link.remote.dc} does not say which offsets of {partition.name} it has: {error!r}"
             if partition.stop is not None or self.partitions.get(partition.key) is not partition:
                 return
             if wrong:
