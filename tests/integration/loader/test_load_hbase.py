@@ -94,7 +94,6 @@ async def test_messagepack_that_is_none_goes_to_the_quarantine(loader: Start, to
 # ---- the latest state -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 async def test_the_latest_state_is_that_of_a_scan(loader: Start, topic: Topic, table: Location):
     """After every batch; with loaders that die before and after the commit of the state; made again from the log."""
     await topic.create()

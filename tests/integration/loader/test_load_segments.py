@@ -125,7 +125,6 @@ async def test_an_hour_becomes_ready_and_gets_a_new_version(
 
 
 @pytest.mark.parametrize("window", ["commit_files", pytest.param("put_segments", marks=pytest.mark.long)])
-@pytest.mark.long
 async def test_a_loader_that_dies_before_the_commit(
     window: str, loader: Start, hours: Hours, monkeypatch: pytest.MonkeyPatch
 ):

@@ -63,7 +63,6 @@ async def write(places: Places, dc: str, round_: int) -> None:
     await topic.write(chunks[2:], partitions=2)
 
 
-@pytest.mark.long
 async def test_a_table_moves_there_and_back(at: At, places: Places, spark: SparkSession):
     for round_ in range(3):
         await write(places, "dc1", round_)

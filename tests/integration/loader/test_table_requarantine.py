@@ -98,7 +98,6 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", ["after the mark", *(pytest.param(w, marks=pytest.mark.long) for w in WINDOWS)])
-@pytest.mark.long
 async def test_a_loader_that_dies_in_between(
     window: str, loader: Start, topic: Topic, warehouse: Location, monkeypatch: pytest.MonkeyPatch
 ):

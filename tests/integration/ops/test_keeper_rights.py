@@ -230,7 +230,6 @@ def pause(keeping: KeeperProcess, why: str) -> str:
         return error.read().decode()
 
 
-@pytest.mark.long
 async def test_an_election_that_is_not_needed_or_not_possible(cluster: DiskCluster) -> None:
     """Kafka's answers: the one is as good as done, the other is an error."""
     async with client(cluster) as kafka:
