@@ -42,7 +42,8 @@ from logferry.gateway.http.request import (
     trace_of,
     traced,
 )
-from logferry.gateway.http.router import FORWARDED, Call, Handler, Routes, encoded_response, json_response
+from logferry.gateway.http.router import FORWARDED, Call, Handler, Routes, json_response
+from logferry.gateway.http.short_answer import ShortAnswer
 from logferry.gateway.kafka.types import TopicFacts
 from logferry.gateway.lanes.dedup import Refusal
 from logferry.gateway.lanes.lane import Lane
@@ -244,7 +245,7 @@ class SourcesApi:
         if outcome.duplicates:
             # They are the first ones: the chunks above the recorded seqno are written.
             count_chunks(source.topic, "duplicate", chunks[: outcome.duplicates])
-        return encoded_response(written(source, outcome, answered.offsets))
+        return ShortAnswer(written(source, outcome, answered.offsets))
 
     async def _chunks(self, call: Call, facts: TopicFacts) -> tuple[int | None, list[Chunk], int]:
         limits, query, headers = self.config.limits, call.query, call.request.headers

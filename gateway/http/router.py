@@ -27,6 +27,7 @@ from logferry.gateway.errors import Problem
 from logferry.gateway.http.admission import TOKEN
 from logferry.gateway.http.auth import Gate, Right
 from logferry.gateway.http.request import percent_decoded, trace_of
+from logferry.gateway.http.short_answer import ShortAnswer
 from logferry.gateway.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_REFUSED
 
 # The header of a request that another worker hands on.
@@ -152,7 +153,9 @@ class Routes:
         if route is None:
             return _no_route(request, path, methods)
         response = await self._answered(route, request, segments, query)
-        if not response.prepared:
+        if isinstance(response, ShortAnswer):
+            response.date = self._present_date()
+        elif not response.prepared:
             response.headers["Date"] = self._present_date()
         if self.is_leaving:
             response.force_close()
@@ -281,12 +284,7 @@ def _no_route(request: web.BaseRequest, path: str, methods: dict[str, Route] | N
 
 
 def json_response(document: Any, status: int = 200) -> web.Response:
-    return encoded_response(json.dumps(document), status)
-
-
-def encoded_response(document: str, status: int = 200) -> web.Response:
-    """With a JSON document that is encoded."""
-    return web.Response(body=document.encode(), status=status, headers=_JSON)
+    return web.Response(body=json.dumps(document).encode(), status=status, headers=_JSON)
 
 
 def problem_response(problem: Problem, path: str) -> web.Response:
