@@ -222,7 +222,7 @@ GUARDS: list[Any] = [
     (SourceTable, "pinned", lambda table, topic, key, topic_id: None),
     (Log, "fences", lambda log, epoch: False),
     # Its search takes most of a minute.
-    pytest.param(PendingRequests, "fail_queued", lambda pending, touches: None, marks=pytest.mark.full),
+    pytest.param(PendingRequests, "fail_queued", lambda pending, touches: None, marks=pytest.mark.long),
 ]
 
 

@@ -26,6 +26,7 @@ def load(workers: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield LoggedLoad(hbase, folder, workers)
 
 
+@pytest.mark.long
 def test_each_change_is_written_once_while_regions_move_and_servers_die(load: LoggedLoad) -> None:
     hbase, url = load.hbase, load.workers.urls[0]
     make_topic(url, "tailed")

@@ -188,6 +188,7 @@ async def test_figures_move_by_themselves(site: Site) -> None:
         await expect(row(opened.page, "dc1.access").locator("td").nth(1)).to_contain_text("/s")
 
 
+@pytest.mark.long
 async def test_a_killed_worker_is_named_and_the_page_returns_when_its_own_one_does(site: Site) -> None:
     stack = site.stack
     own, other = stack.child("dc1/gateway-0"), stack.child("dc1/gateway-1")

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from logferry.gateway.kafka.client import KafkaClient, raise_for
 from logferry.gateway.kafka.requests import FlexibleRequest
 from logferry.ops.stack.kafka_cluster import KafkaCluster
@@ -62,6 +63,7 @@ async def test_a_quota_of_writing_delays_and_fails_nothing(
     assert "lane_failed" not in (tmp_path / f"{name}-0.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 async def test_a_quota_of_reading_delays_and_fails_nothing(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:

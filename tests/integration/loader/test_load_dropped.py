@@ -39,7 +39,8 @@ def lines(*times: datetime) -> bytes:
     return b"".join(f"{at.isoformat()} x\n".encode() for at in times)
 
 
-@pytest.mark.parametrize("parted", [[], pytest.param(["event_date"], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parted", [[], ["event_date"]])
 async def test_old_rows_go_by_a_batch_that_any_loader_ends(
     parted: list[str],
     loader: Callable[..., Loader],

@@ -119,6 +119,7 @@ async def test_positions_and_a_planned_batch_move_with_every_login(
         check_exact(places.table, places.sent)
 
 
+@pytest.mark.long
 async def test_the_command_connects_by_the_section_of_the_other_data_centre(
     stack: SecuredCentres, places: Places, spark: SparkSession
 ):

@@ -64,7 +64,8 @@ def damage(table: Location) -> None:
 LINES = [b"one %d\ntwo\n\xff bad\nlast" % n for n in range(40)]
 
 
-@pytest.mark.parametrize("parted", [[], pytest.param(["topic", "recorded_date"], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parted", [[], ["topic", "recorded_date"]])
 async def test_rows_damaged_by_hand_are_replaced_by_the_records_of_kafka(
     parted: list[str], loader: Start, topic: Topic, warehouse: Location
 ):

@@ -78,6 +78,7 @@ def mirrors(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 async def test_every_copy_is_its_original_and_a_reader_moves_along_the_chain(
     stack: Stack, mirrors: dict[str, tuple[Mirror, ServiceWorker]]
 ) -> None:

@@ -179,6 +179,7 @@ def test_all_that_it_started_ends_with_it(tmp_path: Path, number: signal.Signals
 
 
 @pytest.mark.timeout(LIMIT_S)
+@pytest.mark.long
 def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
     with running_demo("--seconds", "600", "--data", tmp_path / "data") as demo:
         heard(demo, "loader run 1 starts")

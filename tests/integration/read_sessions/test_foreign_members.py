@@ -47,7 +47,7 @@ async def wait_warned(running: Gateway, text: str | None) -> None:
     raise AssertionError(f"the warnings are: {found!r}")
 
 
-@pytest.mark.parametrize("protocol", STOCK)
+@pytest.mark.parametrize("protocol", [pytest.param("consumer", marks=pytest.mark.long), "classic"])
 async def test_a_program_that_joins_later_is_named(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str, protocol: str
 ) -> None:
