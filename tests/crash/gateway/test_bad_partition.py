@@ -122,7 +122,8 @@ def source_in(partition: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "in_sync", "why"), [(1, 1, "it has no leader"), (3, 3, "min.insync.replicas is 3")]
+    ("replicas", "in_sync", "why"),
+    [pytest.param(1, 1, "it has no leader", marks=pytest.mark.long), (3, 3, "min.insync.replicas is 3")],
 )
 @pytest.mark.timeout(900)
 async def test_the_other_sources_of_the_lane_are_written(

@@ -89,6 +89,7 @@ async def test_without_deduplication_cut_connections_double_chunks(
     assert any("doubled" in violation for violation in found)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_without_the_fence_a_frozen_worker_does_damage(kafka: KafkaCluster, tmp_path: Path) -> None:
     """A worker is frozen in the middle of its transactions; unfenced, it commits them after the lanes have moved."""
