@@ -42,7 +42,7 @@ from tests.support.mirror import differences_in_the_end
 
 ROOT: Final = Path(__file__).parents[3]
 _WORKERS: Final = 2
-_READY_S: Final = 240.0
+_READY_S: Final = 600.0
 _STOP_S: Final = 120.0  # a batch of the loader ends first
 _END_S: Final = 300.0
 _MORE: Final = 30  # chunks that are acknowledged after each change
@@ -224,7 +224,7 @@ class GrowingFiles:
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topic", ["streams", "loader"])
 async def test_every_process_there_and_back(topic: str, clusters: dict[str, KafkaCluster], tmp_path: Path) -> None:
     """The earlier version is the last one without push delivery."""
