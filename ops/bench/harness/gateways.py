@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+import msgpack
 import uvloop
 from logferry.ops.bench.harness.figures import Side
 from logferry.ops.bench.harness.kafka import chunks
@@ -54,8 +55,8 @@ def gateway_pids(stack: Stack) -> list[int]:
 class Load(NamedTuple):
     """Sources that write chunks to a topic, each with prev.
 
-    ``pause_s``: minimum time per chunk of a source. ``headers``: further lines of each head. ``created``: the chunks
-    have the time of their creation.
+    ``pause_s``: minimum time per request of a source. ``headers``: further lines of each head. ``created``: the chunks
+    have the time of their creation. ``batch``: chunks of a request; more than one go as MessagePack.
     """
 
     topic: str
@@ -65,6 +66,7 @@ class Load(NamedTuple):
     headers: str = ""
     created: bool = False
     partitions: int = PARTITIONS
+    batch: int = 1
 
 
 @dataclass(slots=True)
@@ -130,16 +132,13 @@ async def _run(urls: list[str], load: Load) -> LoadTally:
             connection = await _connect(_field(head, "location").split("/v1/", 1)[0])
         number = 0
         while time.perf_counter() < started + SECONDS:
-            body = load.payloads[(source + number) % len(load.payloads)]
-            prev = f"&prev={number}" if number else ""
-            created = f"&created_ms={int(time.time() * 1000)}" if load.created else ""
-            request = f"POST {path}/chunks?seqno={number + 1}{prev}{created}"
+            query, headers, body = _request(load, source, number)
             asked = time.perf_counter()
-            status, _, _ = await connection.ask(request, load.headers, body)
+            status, _, _ = await connection.ask(f"POST {path}/chunks{query}", headers, body)
             took = time.perf_counter() - asked
             if status == 200:
-                number += 1
-                tally.bytes += len(body)
+                tally.bytes += sum(len(_payload(load, source, number + place)) for place in range(load.batch))
+                number += load.batch
                 tally.latencies_s.append(took)
             else:
                 tally.refused += 1
@@ -151,6 +150,25 @@ async def _run(urls: list[str], load: Load) -> LoadTally:
     await asyncio.gather(*map(write, range(load.sources)))
     tally.took_s = time.perf_counter() - started
     return tally
+
+
+def _request(load: Load, source: int, number: int) -> tuple[str, str, bytes]:
+    """Query, lines of the head and body of the next request of a source that has ``number`` chunks recorded."""
+    created_ms = int(time.time() * 1000) if load.created else None
+    if load.batch > 1:
+        pack = msgpack.Packer().pack
+        body = b"".join(
+            pack([one + 1, one or None, created_ms, None, _payload(load, source, one)])
+            for one in range(number, number + load.batch)
+        )
+        return "", f"{load.headers}Content-Type: application/vnd.msgpack\r\n", body
+    prev = f"&prev={number}" if number else ""
+    created = f"&created_ms={created_ms}" if load.created else ""
+    return f"?seqno={number + 1}{prev}{created}", load.headers, _payload(load, source, number)
+
+
+def _payload(load: Load, source: int, number: int) -> bytes:
+    return load.payloads[(source + number) % len(load.payloads)]
 
 
 class Post(NamedTuple):

@@ -43,7 +43,7 @@ from tests.support.mirror import differences_in_the_end
 ROOT: Final = Path(__file__).parents[3]
 _WORKERS: Final = 2
 _READY_S: Final = 600.0
-_STOP_S: Final = 120.0  # a batch of the loader ends first
+_STOP_S: Final = 300.0  # a batch of the loader ends first
 _END_S: Final = 300.0
 _MORE: Final = 30  # chunks that are acknowledged after each change
 _WEAK: Final = ["replication", "min-isr"]
