@@ -258,7 +258,7 @@ class DeletedFiles:
 
 class ReadyQueues:
     """Sources by the time at which to ask for a request. No topic gets all threads while there are others: its requests
-    may hang."""
+    may hang. Nor do all topics together whose last request took long."""
 
     def __init__(self) -> None:
         self._of: dict[str, TimeQueue[FileSource]] = {}  # by topic, the one whose turn is next first
@@ -266,10 +266,12 @@ class ReadyQueues:
     def put(self, source: FileSource, due: float) -> None:
         self._of.setdefault(source.entry.topic, TimeQueue()).put(source, due)
 
-    def pop(self, now: float, busy: Mapping[str, int], threads: int) -> FileSource | None:
-        """``busy``: how many of the threads, by topic."""
+    def pop(self, now: float, busy: Mapping[str, int], threads: int, slow: Container[str] = ()) -> FileSource | None:
+        """``busy``: how many of the threads, by topic. ``slow``: the topics whose last request took long."""
         most = threads if len(self._of) == 1 else max(threads - 1, 1)
-        for topic in [topic for topic in self._of if busy.get(topic, 0) < most]:
+        held = sum(count for topic, count in busy.items() if topic in slow)
+        full = slow if held >= most and any(topic not in slow for topic in self._of) else ()
+        for topic in [topic for topic in self._of if busy.get(topic, 0) < most and topic not in full]:
             source = self._of[topic].pop(now)
             if source is not None:
                 self._of[topic] = self._of.pop(topic)

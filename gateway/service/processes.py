@@ -32,7 +32,7 @@ from logferry.gateway.http.router import Call, Routes, json_response
 from logferry.gateway.http.server import Server
 from logferry.gateway.kafka.client import KafkaClient
 from logferry.gateway.lanes.ownership import LaneT, Ownership
-from logferry.gateway.service.memory import return_freed_memory
+from logferry.gateway.service.memory import return_freed_memory, reuse_memory
 from logferry.gateway.service.preflight import broker_risks, check_abilities, connect_to_kafka
 from logferry.gateway.tls import caller_context, kafka_options
 from prometheus_client import CollectorRegistry
@@ -80,6 +80,7 @@ def run_service(
             return supervise(module or f"logferry.{name}", args.config, config.workers)
         if not 0 <= args.worker < config.workers:
             raise ConfigError(f"--worker {args.worker}: the configuration has workers 0 to {config.workers - 1}")
+        reuse_memory()
         uvloop.run(serve(config, args.worker, partial(load, args.config)))
         return 0
     except (ConfigError, WeakKafka) as error:

@@ -12,6 +12,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
 from logferry.gateway.config import MIB, Limits
 from logferry.gateway.errors import Problem
+from logferry.gateway.http import admission as admission_module
 from logferry.gateway.http.admission import TOKEN, Admission
 
 LIMITS = Limits(request_bytes=16 * MIB, process_bytes=32 * MIB)
@@ -174,3 +175,38 @@ async def test_a_full_worker_evicts_the_token_that_has_most() -> None:
 async def test_a_body_over_the_limit_is_refused_by_its_length(size: int) -> None:
     (upload,) = await uploads(Admission(LIMITS), (None, size))
     assert await upload.answer == "too-large"
+
+
+@pytest.mark.parametrize("encoding", ["length", "chunked"])
+async def test_a_body_is_put_together_once_and_one_of_tiny_chunks_takes_no_memory_for_each(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In transfer encoding the caller cuts the chunks: single bytes are put together as soon as they are there."""
+    chunks = [b"%d" % (number % 10) for number in range(500)]
+    read: list[bytes] = []
+    part_of = admission_module._part
+
+    async def part(request: web.BaseRequest) -> bytes:
+        read.append(await part_of(request))
+        return read[-1]
+
+    monkeypatch.setattr(admission_module, "_part", part)
+    payload = StreamReader(Mock(_reading_paused=False), 1 << 30, loop=asyncio.get_running_loop())
+    headers = {"Content-Length": "500"} if encoding == "length" else {"Transfer-Encoding": "chunked"}
+    admission = Admission(LIMITS)
+    request: web.BaseRequest = make_mocked_request("POST", "/", headers=headers, payload=payload)
+    admission.reserve(request)
+    body = asyncio.create_task(admission.body(request))
+    await asyncio.sleep(0)
+    for chunk in chunks:
+        if encoding == "chunked":
+            payload.begin_http_chunk_receiving()
+        payload.feed_data(chunk)
+        if encoding == "chunked":
+            payload.end_http_chunk_receiving()
+    payload.feed_eof()
+    assert await body == b"".join(chunks)
+    if encoding == "chunked":
+        assert read == [b"".join(chunks), b""]
+    else:
+        assert [*map(id, read[:-1])] == [*map(id, chunks)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import subprocess
+import sys
 
 import pytest
 from logferry.gateway.service import memory
@@ -29,3 +32,41 @@ async def test_what_was_freed_between_blocks_in_use_goes_back(monkeypatch: pytes
     finally:
         task.cancel()
     assert kept
+
+
+_LARGE_BLOCKS = """
+import resource, sys
+from types import SimpleNamespace
+from logferry.gateway.service.processes import run_service
+
+def use():
+    blocks = [b"x" * (1 << 20) for _ in range(16)]
+
+async def serve(*_):
+    measure()
+
+def measure():
+    use()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        use()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+if sys.argv[1] == "service":
+    config = SimpleNamespace(workers=1)
+    sys.exit(run_service("plain", "text", ["--config", "x.toml", "--worker", "0"], lambda _: config, serve))
+measure()
+"""
+
+
+def test_a_service_uses_large_blocks_that_it_freed_again() -> None:
+    """Without a fault for each page: by default glibc gives them back at once."""
+    if memory.trimmer() is None:
+        pytest.skip("this C library has no such settings")
+
+    def faults(where: str) -> int:
+        command = [sys.executable, "-c", _LARGE_BLOCKS, where]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    pages_of_a_round = 16 * (1 << 20) // resource.getpagesize()
+    assert faults("service") < pages_of_a_round < faults("plain program")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from logferry.client.files.inotify import Hints
+from logferry.client.transport.source_request import NO_ANSWER, GatewayAnswer, Outcome
 
 from tests.unit.client.agent.test_file_topics import LONG, Topics, client, gateway, start
 
@@ -151,3 +152,51 @@ def test_a_topic_whose_requests_hang_leaves_a_thread_to_the_other(client: Any, g
         client.agent.finish(source, job, client.pusher.perform(job), client.now)
     client.settle()
     assert gateway.content("app") == gateway.content("audit")
+
+
+def test_topics_whose_requests_hang_leave_a_thread_to_another_one(client: Any, gateway: Topics) -> None:
+    """From their first requests on that got no answer; and they go on as before when they are answered again."""
+    gateway.topics.add("debug")
+    start(client, "app", "audit", "debug")
+    for number in range(20):
+        client.write(f"{number}.log", b"%d\n" % number)
+    no_answer = Outcome(GatewayAnswer(NO_ANSWER, detail="timed out"), None)
+    hanging: list[Any] = []
+    is_full = 0
+    while len(gateway.content("debug")) < 20:
+        client.now += 1.0
+        assert client.now < 1000.0
+        client.agent.tick(client.now)
+        if len(hanging) == client.config.threads:
+            is_full += 1
+            client.now += 30.0
+            for source, job in hanging:
+                client.agent.finish(source, job, no_answer, client.now)
+            hanging.clear()
+        for source, job in client.agent.jobs(client.now, client.config.threads - len(hanging)):
+            if job.topic == "debug":
+                client.agent.finish(source, job, client.pusher.perform(job), client.now)
+            else:
+                hanging.append((source, job))
+    assert is_full == 1  # they had all threads once
+    for source, job in hanging:
+        client.agent.finish(source, job, client.pusher.perform(job), client.now + 1.0)
+    client.settle()
+    assert gateway.content("app") == gateway.content("audit") == gateway.content("debug")
+    assert not client.agent._slow
+
+
+def test_topics_that_all_hang_use_all_threads(client: Any) -> None:
+    for number in range(20):
+        client.write(f"{number}.log", b"%d\n" % number)
+    no_answer = Outcome(GatewayAnswer(NO_ANSWER, detail="timed out"), None)
+    for _ in range(3):
+        hanging: list[Any] = []
+        for _ in range(10):
+            client.now += 1.0
+            client.agent.tick(client.now)
+            hanging += client.agent.jobs(client.now, client.config.threads - len(hanging))
+        assert len(hanging) == client.config.threads
+        client.now += 30.0
+        for source, job in hanging:
+            client.agent.finish(source, job, no_answer, client.now)
