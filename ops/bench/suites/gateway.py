@@ -78,7 +78,7 @@ def ingest_vs_java_producer() -> Figure:
 def ingest_vs_librdkafka() -> Figure:
     """64 KiB chunks of log lines from 64 sources, in requests of 1 MiB as the library makes them, zstd in Kafka.
 
-    Against librdkafka's transactions of 50 ms with batches of 1 MiB and zstd at level 1. The CPU is that of the workers,
+    Against librdkafka's transactions of 50 ms with batches of 1 MiB and zstd at level 1. The CPU is that of the workers
     and of the program with librdkafka.
     """
     return _against_librdkafka((1 << 20) // CHUNK_BYTES)
