@@ -83,8 +83,9 @@ import json, sys
 from logferry.gateway.contract.source_state import Heartbeat, SourceState
 from logferry.gateway.lanes.dedup import SourceTable
 from logferry.gateway.lanes.source_index import SourceOrder
-from logferry.gateway.service.memory import resident_bytes, trimmer
+from logferry.gateway.service.memory import resident_bytes, reuse_memory, trimmer
 
+reuse_memory()  # as a service does
 COUNT, CHURNED = map(int, sys.argv[1:])
 TABLE, TRIM, NOW = SourceTable(), trimmer() or (lambda: None), 1_790_000_000_000
 
