@@ -209,7 +209,7 @@ class Agent:
                 source.cannot_read(error, now, self._config.once)
                 job = None
             if job is not None:
-                ready[source] = job
+                ready[source] = job._replace(at=now)
                 busy[job.topic] += 1
             else:
                 without.append(source)

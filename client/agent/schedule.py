@@ -95,7 +95,7 @@ class PushJob(NamedTuple):
     ``url``: the owner, if known. ``direct``: the gateway may redirect; else it forwards. ``dc``: the number of the data
     centre. ``skips``: the data centre has recorded less than lies before the batch, because the rest is in another one.
     ``slot``: the batch in the source's window. ``more``: there may be another request when its body has left. ``at``:
-    when it was made.
+    when it leaves.
     """
 
     topic: str

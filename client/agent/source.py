@@ -98,8 +98,7 @@ class FileSource:
             if self._at != self._centres.here:
                 self._heartbeat.leave(self._at, window.session)
             window.close_session()
-        shown = self.entry.topic, self.name, window.url, window.is_direct(now), window.session
-        job = PushJob(*shown, None, dc=self._at, at=now)
+        job = PushJob(self.entry.topic, self.name, window.url, window.is_direct(now), window.session, None, dc=self._at)
         if window.under_way == 0:
             is_moved = window.session is not None or self._heartbeat.is_over
             found = self._heartbeat.farewell(self.reading.position, self._centres.others(now)) if is_moved else None
