@@ -36,7 +36,7 @@ PRESSED_EVERY_S = 0.5
 STATUS_EVERY_S = 5.0
 AWAY_AFTER_S = 5.0
 STALE_S, LABELS_LOOK_S = 1.0, 0.1
-SLOW_S = 5.0  # requests of other topics no longer wait for those of a topic that takes so long
+SLOW_S, SLOW_FOR_S = 5.0, 120.0  # a topic is slow for so long after a request that took 5 s
 HEARD_EVERY_MS = 3_600_000  # a heartbeat alone is noted so often
 
 
@@ -114,7 +114,7 @@ class Agent:
         self._cpu_pace = Throttle(config.cpu_percent / 100, now) if config.cpu_percent else None
         self._cpu_s = time.process_time()
         self._under_way: Counter[str] = Counter()  # by topic
-        self._slow: set[str] = set()  # topics whose last request took long
+        self._slow: dict[str, float] = {}  # topics with a request that took long: until when they count as slow
         self._next_status = now
         self._save_failed: float | None = None
         self._held = HeldBatches(config.threads, 2 * config.request_bytes)
@@ -192,7 +192,8 @@ class Agent:
         without: list[FileSource] = []
         room, busy = self._paced(now, room), self._under_way.copy()
         threads = room + sum(busy.values())
-        while len(ready) < room and (source := self.watch.ready.pop(now, busy, threads, self._slow)) is not None:
+        slow = {topic for topic, until in self._slow.items() if now < until}
+        while len(ready) < room and (source := self.watch.ready.pop(now, busy, threads, slow)) is not None:
             if source in ready:
                 continue  # its own look woke it again
             if self.pods is not None and not self.pods.label(source.batches, now):
@@ -270,7 +271,8 @@ class Agent:
     def finish(self, source: FileSource, job: PushJob, outcome: Outcome, now: float) -> None:
         """Applies the outcome of a job."""
         self._under_way[job.topic] -= 1
-        (self._slow.add if now - job.at >= SLOW_S else self._slow.discard)(job.topic)
+        if now - job.at >= SLOW_S:
+            self._slow[job.topic] = now + SLOW_FOR_S
         watch = self._watch(source)
         if source.name in watch.sources:
             watch.wake(source, now)

@@ -258,7 +258,7 @@ class DeletedFiles:
 
 class ReadyQueues:
     """Sources by the time at which to ask for a request. No topic gets all threads while there are others: its requests
-    may hang. Nor do all topics together whose last request took long."""
+    may hang. Nor do all slow ones together."""
 
     def __init__(self) -> None:
         self._of: dict[str, TimeQueue[FileSource]] = {}  # by topic, the one whose turn is next first
@@ -267,7 +267,7 @@ class ReadyQueues:
         self._of.setdefault(source.entry.topic, TimeQueue()).put(source, due)
 
     def pop(self, now: float, busy: Mapping[str, int], threads: int, slow: Container[str] = ()) -> FileSource | None:
-        """``busy``: how many of the threads, by topic. ``slow``: the topics whose last request took long."""
+        """``busy``: how many of the threads, by topic. ``slow``: topics of which a request took long."""
         most = threads if len(self._of) == 1 else max(threads - 1, 1)
         held = sum(count for topic, count in busy.items() if topic in slow)
         full = slow if held >= most and any(topic not in slow for topic in self._of) else ()
